@@ -1,0 +1,95 @@
+"""Canonical JSON: one text for one value, so that hashes and comparisons mean something.
+
+Keys sorted, no white space, UTF-8, no NaN or infinity, integers in full. Strings hold no lone surrogates: a legal
+pair becomes its character and a lone half becomes U+FFFD, once, here, because neither UTF-8 nor any database can
+hold it (`clean_text`). Only plain JSON values are accepted; nothing is ever imported by a stored name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from phronomy_ray.errors import SerializationError
+
+JSONValue: TypeAlias = "None | bool | int | float | str | list[JSONValue] | dict[str, JSONValue]"
+
+MAX_DEPTH = 100
+
+
+def clean_text(text: str) -> str:
+    """`text` without lone surrogates (a legal pair is joined, a lone half replaced by U+FFFD)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
+    """Copy `value` as plain JSON with cleaned strings.
+
+    Raises:
+        SerializationError: the value is not JSON; the message names the path of the offending part.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return clean_text(str(value))
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise SerializationError(f"{path}: {value!r} is not a finite number and JSON has no form for it")
+        return float(value)
+    if depth >= MAX_DEPTH:
+        raise SerializationError(f"{path}: nested deeper than {MAX_DEPTH} levels (or a value that contains itself)")
+    if isinstance(value, Mapping):
+        result: dict[str, JSONValue] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise SerializationError(f"{path}: the key {key!r} is a {type(key).__name__}; JSON keys are strings")
+            result[clean_text(key)] = to_json_value(item, path=f"{path}.{key}", depth=depth + 1)
+        return result
+    if isinstance(value, list | tuple):
+        return [
+            to_json_value(item, path=f"{path}[{index}]", depth=depth + 1) for index, item in enumerate(value)
+        ]
+    raise SerializationError(f"{path}: a {type(value).__name__} is not a JSON value")
+
+
+def dumps(value: Any) -> str:
+    """The canonical text of `value`.
+
+    Raises:
+        SerializationError: as `to_json_value`, or an integer too long to print.
+    """
+    return dumps_plain(to_json_value(value))
+
+
+def dumps_plain(value: JSONValue) -> str:
+    """Canonical text of a value that is known to be clean plain JSON (what `to_json_value` returned)."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SerializationError(f"value cannot be written as JSON: {error}") from error
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse JSON text.
+
+    Raises:
+        SerializationError: the text is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SerializationError(f"stored text is not JSON: {error}") from error
+
+
+def content_hash(text: str) -> str:
+    """``sha256:<hex>`` of the UTF-8 bytes of `text`."""
+    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,104 @@
+"""Commits as values: guards and writes that the kernel makes and a store executes.
+
+A commit belongs to one agent and one ownership epoch. The store executes it in one transaction whose first statement
+is an ``UPDATE`` of the agent's root row with the epoch, the revision and the journal position in its ``WHERE``; if that
+touches no row nothing else is written. `commit_id` is kept in the root row, so that after a lost connection the
+question "did it happen" has an answer while the row is locked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from phronomy_ray.journal import (
+    AgentRoot,
+    ApprovalRow,
+    ApprovalRow,
+    EventRow,
+    ExecutionRow,
+    JournalRecord,
+    Lifecycle,
+    ModelCallRow,
+    ToolCallRow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionUpdate:
+    """New values of an execution's changing columns; refused unless its revision is `expected_revision`."""
+
+    expected_revision: int
+    #: The row after the change (its revision is ``expected_revision + 1``); identity and input columns are not written.
+    row: ExecutionRow
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything that changes in one durable step of one agent."""
+
+    commit_id: str
+    #: Name of the step, for fault points, logs and benchmarks: ``admit``, ``batch``, ``results``, ...
+    step: str
+    agent_id: str
+    epoch: int
+    #: Guard: the root's revision before this commit. Afterwards it is one more.
+    expected_revision: int
+    #: Guard: the journal position before this commit.
+    expected_position: int
+    now: datetime
+    #: New root values.
+    lifecycle: Lifecycle
+    context_revision: int
+    transcript_generation: int
+    #: Records to append; positions continue from `expected_position` without a gap.
+    journal: tuple[JournalRecord, ...] = ()
+    #: A new execution; refused if its id exists or the agent has a non-terminal one.
+    new_execution: ExecutionRow | None = None
+    execution: ExecutionUpdate | None = None
+    new_model_calls: tuple[ModelCallRow, ...] = ()
+    #: Rows whose changing columns are overwritten (status, manifest, ended_at, usage, attempts, error).
+    model_calls: tuple[ModelCallRow, ...] = ()
+    new_tool_calls: tuple[ToolCallRow, ...] = ()
+    #: Rows whose changing columns are overwritten (status, attempt(s), model_text, result, error, times).
+    tool_calls: tuple[ToolCallRow, ...] = ()
+    new_approvals: tuple[ApprovalRow, ...] = ()
+    #: Rows whose decision columns are overwritten (status, decided_at, decided_by, reason).
+    approvals: tuple[ApprovalRow, ...] = ()
+    events: tuple[EventRow, ...] = ()
+    #: Texts to keep by hash (instructions, tool definitions): ``(hash, canonical text)``.
+    contents: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def position_after(self) -> int:
+        """Journal position after this commit."""
+        return self.expected_position + len(self.journal)
+
+
+@dataclass(frozen=True, slots=True)
+class NewAgent:
+    """A root with its imported conversation and first knowledge: one transaction."""
+
+    agent_id: str
+    definition_id: str
+    definition_version: str
+    class_path: str
+    metadata: dict[str, Any]
+    journal: tuple[JournalRecord, ...]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Hydration:
+    """What an owner reads when it takes an agent: the state that its kernel starts from."""
+
+    #: The root after the claim, with the new epoch.
+    root: AgentRoot
+    #: The non-terminal execution, if any, and everything that belongs to it.
+    execution: ExecutionRow | None
+    model_calls: tuple[ModelCallRow, ...] = ()
+    tool_calls: tuple[ToolCallRow, ...] = ()
+    approvals: tuple[ApprovalRow, ...] = ()
+    #: Highest durable event seq of the execution, 0 for none.
+    last_event_seq: int = 0

@@ -1,0 +1,1 @@
+"""Models: the port that the runtime speaks, and the implementations behind it."""

@@ -1,0 +1,152 @@
+"""The store port: what the runtime asks of a database, with a contract per method.
+
+All methods are synchronous and thread-safe; the actors call them on a small thread pool. Every method is one
+transaction. Values that are returned belong to the caller. Any method may raise `StoreUnavailableError` (nothing was
+written) and `SchemaVersionError` (the database is older or newer than this release).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Protocol
+
+from phronomy_ray.commits import Commit, Hydration, NewAgent
+from phronomy_ray.journal import (
+    AgentRoot,
+    ApprovalRow,
+    EventRow,
+    ExecutionRow,
+    JournalRecord,
+    ModelCallRow,
+    ToolCallRow,
+)
+
+
+class Store(Protocol):
+    """One database of agents."""
+
+    @property
+    def identity(self) -> str:
+        """URL without credentials: equal for two handles on one store, safe to show."""
+        ...
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    def create_agent(self, new: NewAgent) -> AgentRoot:
+        """Insert a root at revision 0, or at revision 1 and context revision 1 with its first records.
+
+        Atomic. Raises `AgentAlreadyExistsError` when the id is stored; the loser of a race gets the same.
+        """
+        ...
+
+    def load_root(self, agent_id: str) -> AgentRoot:
+        """The committed root. Raises `NotFoundError`."""
+        ...
+
+    def claim(self, agent_id: str, *, owner: dict[str, Any], now: datetime) -> Hydration:
+        """Take ownership: epoch + 1, ``starts_without_progress`` + 1, and read what the new owner starts from.
+
+        Atomic; whoever held a lower epoch can no longer commit. Raises `NotFoundError`.
+        """
+        ...
+
+    def execute(self, commit: Commit) -> None:
+        """Execute `commit` in one transaction, or nothing of it.
+
+        The first statement is the guarded ``UPDATE`` of the root row. Sets ``starts_without_progress`` to 0.
+        Executing a commit that already happened (same ``commit_id`` is the root's last one) succeeds and writes nothing.
+
+        Raises:
+            OwnershipLostError: a newer epoch holds the agent (also when the agent is gone).
+            ConflictError: revision or journal position moved although the epoch is current, or an execution's revision
+                moved, or a row to insert exists.
+            AgentBusyError: `commit.new_execution` while the agent has a non-terminal execution.
+            StateConflictError: `commit.new_execution` has an id that is stored already.
+            StoreUnavailableError: known not to have happened.
+            CommitOutcomeUnknownError: the connection was lost while committing.
+        """
+        ...
+
+    def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
+        """Whether `commit_id` happened, decided while holding the root row's lock.
+
+        Raises `OwnershipLostError` when the epoch is not current any more and the commit is not the last one.
+        """
+        ...
+
+    # --- journal and content -----------------------------------------------------------------------------------
+
+    def read_journal(
+        self, agent_id: str, *, after: int = 0, before: int | None = None, limit: int = 500, newest_first: bool = False
+    ) -> list[JournalRecord]:
+        """Records with ``after < position`` (``< before``), ascending or, with `newest_first`, descending."""
+        ...
+
+    def journal_of_execution(self, execution_id: str) -> list[JournalRecord]:
+        """All records of one execution, ascending."""
+        ...
+
+    def read_content(self, content_hash: str) -> str:
+        """Text by hash. Raises `NotFoundError`, `ContentIntegrityError`."""
+        ...
+
+    # --- executions --------------------------------------------------------------------------------------------
+
+    def load_execution(self, execution_id: str) -> ExecutionRow:
+        """One execution. Raises `NotFoundError`."""
+        ...
+
+    def find_execution(self, execution_id: str) -> ExecutionRow | None:
+        """One execution or ``None``."""
+        ...
+
+    def list_executions(
+        self, *, agent_id: str | None = None, non_terminal_only: bool = False, limit: int = 100
+    ) -> list[ExecutionRow]:
+        """Newest first."""
+        ...
+
+    def list_agents(self, *, limit: int = 100, after: str = "") -> list[AgentRoot]:
+        """By agent id, ascending, ids greater than `after`."""
+        ...
+
+    def model_calls(self, execution_id: str) -> list[ModelCallRow]:
+        """By sequence."""
+        ...
+
+    def tool_calls(self, execution_id: str) -> list[ToolCallRow]:
+        """By model call sequence, then position."""
+        ...
+
+    def approvals(
+        self, *, execution_id: str | None = None, agent_id: str | None = None, pending_only: bool = False, limit: int = 1000
+    ) -> list[ApprovalRow]:
+        """Oldest first."""
+        ...
+
+    def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """Durable events with ``seq > after``, ascending."""
+        ...
+
+    def close(self) -> None:
+        """Release all connections; the object can be used again and reconnects."""
+        ...
+
+
+class MigrationTool(Protocol):
+    """Schema versions of one database."""
+
+    def upgrade(self) -> str:
+        """Bring the schema to this release's version; idempotent, safe to call from several processes at once."""
+        ...
+
+    def current(self) -> str | None:
+        """Version that the database has, ``None`` for an empty one."""
+        ...
+
+    def head(self) -> str:
+        """Version that this release wants."""
+        ...
+
+
+__all__ = ["MigrationTool", "Store"]
