@@ -83,7 +83,6 @@ class Phase(StrEnum):
     CALLING_MODEL = "calling_model"
     DISPATCHING_TOOLS = "dispatching_tools"
     APPROVAL = "approval"
-    RESUMING = "resuming"
     RECOVERY_TOOLS = "recovery_tools"
     ENDED = "ended"
 

@@ -1,0 +1,1 @@
+"""What a user writes: agents and tools, and what they compile to."""

@@ -1,0 +1,256 @@
+"""Agents: what a user declares, and the definition that it compiles to.
+
+```python
+class Clerk(Agent):
+    model = "openai/gpt-4o"
+    instructions = "You file reports."
+    tools = [read_file, SendMail]
+```
+
+A mistake in the declaration is a `ConfigurationError` when the class is made. Class items follow Phronomy's agent DSL.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
+from phronomy_ray.definition.tool import Tool, ToolSpec, with_name
+from phronomy_ray.errors import ConfigurationError, DefinitionUnavailableError, SerializationError
+
+DEFAULT_MAX_ITERATIONS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """A tool under the name that this agent gives it."""
+
+    spec: ToolSpec
+    tool: Tool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDefinition:
+    """A compiled agent class."""
+
+    cls: type[Agent]
+    definition_id: str
+    definition_version: str
+    #: ``module:Class``; empty when no other process can import the class.
+    class_path: str
+    #: litellm model name, or an object that implements the model port.
+    model: Any
+    instructions: str | Callable[[Any], Any]
+    tools: Mapping[str, BoundTool]
+    max_iterations: int
+    max_output_tokens: int | None
+    model_settings: Mapping[str, Any]
+    model_timeout_s: float
+    model_retries: int
+    cache_instructions: bool
+    context_window: int | None
+    empty_answer_retries: int
+    allow_empty_answer: bool
+    quiescence_timeout_s: float
+    #: Chat-completions definitions of all tools.
+    tool_definitions: tuple[dict[str, Any], ...]
+    #: Hash and canonical text of `tool_definitions`.
+    tools_content: tuple[str, str]
+
+
+class Agent:
+    """Base of all agents: subclass it and set the attributes; instances are made by the runtime only."""
+
+    #: litellm model name such as ``openai/gpt-4o``, or an object that implements the model port (tests, demos).
+    model: ClassVar[Any] = ""
+    #: System text, or a function of the input that returns it (plain or async).
+    instructions: ClassVar[Any] = ""
+    #: Tools: `tool` functions, `Tool` classes or instances; or a mapping of those to an alias (or ``None``).
+    tools: ClassVar[Sequence[Any] | Mapping[Any, str | None]] = ()
+    #: Other names for tools, by their own name; inherited and merged.
+    tool_aliases: ClassVar[Mapping[str, str]] = {}
+    #: Model calls that one execution may make.
+    max_iterations: ClassVar[int] = DEFAULT_MAX_ITERATIONS
+    #: Limit of one answer, in tokens; ``None`` leaves it to the provider.
+    max_output_tokens: ClassVar[int | None] = None
+    #: Name of this definition in the store; the import path unless given.
+    definition_id: ClassVar[str] = ""
+    #: Version of this definition; an agent stored under another one is refused.
+    definition_version: ClassVar[str] = "1"
+    #: Provider settings: ``temperature``, ``top_p``, ``seed``, ``api_base``, ...; secrets in it are never stored.
+    model_settings: ClassVar[Mapping[str, Any]] = {}
+    #: Limit of one attempt of a model call, in seconds.
+    model_timeout_s: ClassVar[float] = 120.0
+    #: Attempts of a model call after the first.
+    model_retries: ClassVar[int] = 2
+    #: Ask the provider to cache the instructions.
+    cache_instructions: ClassVar[bool] = False
+    #: Context window in tokens; by default what litellm knows of the model, and no limit for an unknown one.
+    context_window: ClassVar[int | None] = None
+    #: How often an answer with neither text nor calls is asked for again.
+    empty_answer_retries: ClassVar[int] = 1
+    #: Accept an empty final answer after at least one tool result.
+    allow_empty_answer: ClassVar[bool] = False
+    #: How long the end of a cancelled execution waits for bodies that still run, in seconds.
+    quiescence_timeout_s: ClassVar[float] = 5.0
+
+    _definition: ClassVar[AgentDefinition | None] = None
+
+    def __init__(self) -> None:
+        raise ConfigurationError(
+            f"{type(self).__name__} is a definition; make an agent with runtime.create({type(self).__name__}, agent_id)"
+        )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        merged: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            merged.update(base.__dict__.get("tool_aliases", {}))
+        cls.tool_aliases = merged
+        cls._definition = None
+        if cls.model:
+            cls._definition = _compile(cls)
+
+    @classmethod
+    def definition(cls) -> AgentDefinition:
+        """The compiled definition.
+
+        Raises:
+            ConfigurationError: the class sets no model.
+        """
+        if cls._definition is None:
+            raise ConfigurationError(f"agent {cls.__name__}: model is not set")
+        return cls._definition
+
+
+def import_agent(class_path: str) -> type[Agent]:
+    """Import an agent class by ``module:Class``.
+
+    Raises:
+        DefinitionUnavailableError: it cannot be imported here, or is not an agent class.
+    """
+    module_name, _, qualname = class_path.partition(":")
+    if not module_name or not qualname:
+        raise DefinitionUnavailableError(f"{class_path!r} is not an agent class path; write module:Class")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in qualname.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise DefinitionUnavailableError(
+            f"agent class {class_path!r} cannot be imported here ({error}); install its package on every node, or give "
+            "the runtime working_dir= or py_modules= so that Ray ships it"
+        ) from error
+    if not (isinstance(target, type) and issubclass(target, Agent)):
+        raise DefinitionUnavailableError(f"{class_path!r} is a {type(target).__name__}, not an agent class")
+    return target
+
+
+def class_path_of(cls: type[Agent]) -> str:
+    """``module:Class``, or empty when other processes cannot import it (``__main__`` or inside a function)."""
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        return ""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _compile(cls: type[Agent]) -> AgentDefinition:
+    def wrong(field: str, value: Any, expected: str) -> ConfigurationError:
+        return ConfigurationError(f"agent {cls.__name__}: {field} must be {expected}, not {value!r}")
+
+    def is_positive_int(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+    def is_positive(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+    if not (isinstance(cls.model, str) or callable(getattr(cls.model, "stream", None))):
+        raise wrong("model", cls.model, "a litellm model name or an object with complete() and stream()")
+    instructions = cls.__dict__.get("instructions", cls.instructions)
+    if isinstance(instructions, staticmethod | classmethod):
+        instructions = instructions.__get__(None, cls)
+    if not (isinstance(instructions, str) or callable(instructions)):
+        raise wrong("instructions", instructions, "text or a function of the input")
+    for field in ("max_iterations", "max_output_tokens", "context_window"):
+        value = getattr(cls, field)
+        if not is_positive_int(value) and not (value is None and field != "max_iterations"):
+            raise wrong(field, value, "a positive whole number")
+    for field in ("model_timeout_s", "quiescence_timeout_s"):
+        if not is_positive(getattr(cls, field)):
+            raise wrong(field, getattr(cls, field), "a positive number of seconds")
+    for field in ("model_retries", "empty_answer_retries"):
+        value = getattr(cls, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise wrong(field, value, "0 or more")
+    if not isinstance(cls.definition_version, str) or not cls.definition_version:
+        raise wrong("definition_version", cls.definition_version, "non-empty text")
+    try:
+        settings = to_json_value(dict(cls.model_settings))
+    except (SerializationError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"agent {cls.__name__}: model_settings must be plain JSON: {error}") from error
+    tools = _bind_tools(cls)
+    definitions = tuple(bound.spec.definition() for bound in tools.values())
+    text = dumps(definitions)
+    return AgentDefinition(
+        cls=cls,
+        definition_id=cls.definition_id or f"{cls.__module__}:{cls.__qualname__}",
+        definition_version=cls.definition_version,
+        class_path=class_path_of(cls),
+        model=cls.model,
+        instructions=instructions,
+        tools=tools,
+        max_iterations=cls.max_iterations,
+        max_output_tokens=cls.max_output_tokens,
+        model_settings=settings if isinstance(settings, dict) else {},
+        model_timeout_s=cls.model_timeout_s,
+        model_retries=cls.model_retries,
+        cache_instructions=bool(cls.cache_instructions),
+        context_window=cls.context_window,
+        empty_answer_retries=cls.empty_answer_retries,
+        allow_empty_answer=bool(cls.allow_empty_answer),
+        quiescence_timeout_s=cls.quiescence_timeout_s,
+        tool_definitions=definitions,
+        tools_content=(content_hash(text), text),
+    )
+
+
+def _bind_tools(cls: type[Agent]) -> dict[str, BoundTool]:
+    listed: list[tuple[Any, str | None]]
+    if isinstance(cls.tools, Mapping):
+        listed = list(cls.tools.items())
+    elif isinstance(cls.tools, Sequence) and not isinstance(cls.tools, str):
+        listed = [(item, None) for item in cls.tools]
+    else:
+        raise ConfigurationError(f"agent {cls.__name__}: tools must be a list or a mapping, not {cls.tools!r}")
+    bound: dict[str, BoundTool] = {}
+    own_names: set[str] = set()
+    for item, alias in listed:
+        if isinstance(item, type) and issubclass(item, Tool):
+            item = item()
+        if not isinstance(item, Tool):
+            hint = " (decorate it with @tool)" if callable(item) else ""
+            raise ConfigurationError(f"agent {cls.__name__}: {item!r} is not a tool{hint}")
+        spec = item.spec
+        own_names.add(spec.name)
+        name = alias or cls.tool_aliases.get(spec.name)
+        if name:
+            spec = with_name(spec, name)
+        if spec.name in bound:
+            raise ConfigurationError(f"agent {cls.__name__}: two tools are named {spec.name!r}; give one an alias")
+        bound[spec.name] = BoundTool(spec, item)
+    unused = set(cls.tool_aliases) - own_names
+    if unused and cls.tools:
+        raise ConfigurationError(f"agent {cls.__name__}: tool_aliases names {sorted(unused)[0]!r}, which is no tool of it")
+    return bound
+
+
+def main_module_hint(cls: type[Agent]) -> str:
+    """Why a class of the driver's own script cannot be woken later."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or "the driver's own session"
+    return (
+        f"agent class {cls.__qualname__} is defined in __main__ ({script}) or inside a function, so only drivers of that "
+        "script can wake its agents; move it to a module that every node can import"
+    )

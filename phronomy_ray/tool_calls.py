@@ -1,0 +1,83 @@
+"""Values that travel between an agent and whatever runs its tools: invocation, context, outcome.
+
+Plain and picklable: nothing live crosses to a worker, and what comes back has been turned into JSON and text there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from phronomy_ray.errors import ErrorRecord
+from phronomy_ray.journal import ToolCallStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a tool body may know of the call that it serves.
+
+    A tool asks for it by a parameter annotated ``ToolContext``; the parameter never appears in the schema and the
+    model can neither set nor shadow it.
+    """
+
+    agent_id: str
+    execution_id: str
+    tool_call_id: str
+    #: The same for every attempt of this call, also after a crash; new for a new call. Pass it on to the outside.
+    idempotency_key: str
+    #: 1 for the first dispatch of this call.
+    attempt: int
+    #: The execution's durable context, as given to ``start``; ``None`` when there was none.
+    durable_context: dict[str, Any] | None = None
+    #: Seconds that the body may take.
+    timeout_s: float | None = None
+    #: Whether the execution has been cancelled; cheap, may be polled by a long-running body.
+    is_cancelled: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInvocation:
+    """One dispatch of one tool call."""
+
+    tool_call_id: str
+    #: Name within the agent's definition (alias applied).
+    tool_name: str
+    #: Validated JSON arguments.
+    arguments: dict[str, Any]
+    agent_id: str
+    execution_id: str
+    #: From 1; an outcome of an older attempt is ignored.
+    attempt: int
+    durable_context: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStarted:
+    """Observation: a body has begun. Live only."""
+
+    tool_call_id: str
+    attempt: int
+    node: str
+    pid: int
+    started_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What became of one dispatch."""
+
+    tool_call_id: str
+    attempt: int
+    #: A settled status or `ToolCallStatus.UNKNOWN`.
+    status: ToolCallStatus
+    #: What the model is told, cut to the tool's limit.
+    model_text: str = ""
+    #: The full result as JSON; ``None`` for a failure.
+    result: Any = None
+    error: ErrorRecord | None = None
+    #: Where and when the body ran (wall clock of the worker, ISO 8601 UTC), empty when it never started.
+    node: str = ""
+    pid: int = 0
+    started_at: str = ""
+    ended_at: str = ""

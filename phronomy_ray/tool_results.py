@@ -1,0 +1,121 @@
+"""How a tool's return value becomes JSON for the journal and text for the model.
+
+| returned                                              | kept as                         |
+|-------------------------------------------------------|---------------------------------|
+| ``None``                                              | null; the model is told "null"  |
+| text                                                  | text, lone surrogates replaced  |
+| bool, int, finite float                               | JSON                            |
+| list, tuple, mapping with text keys                   | JSON, item by item              |
+| set, frozenset                                        | JSON list, sorted by its JSON   |
+| datetime, date, time, timedelta, Decimal, UUID, Path  | text                            |
+| Enum                                                  | its value                       |
+| dataclass instance, pydantic model                    | JSON mapping of its fields      |
+| bytes, bytearray, memoryview                          | error ``unsupported_result``    |
+| NaN, infinity, a value that contains itself           | error ``unsupported_result``    |
+| generator, coroutine, any other object                | error ``unsupported_result``    |
+| more than `MAX_RESULT_CHARS` of JSON text             | error ``result_too_large``      |
+| text longer than the tool's ``max_result_chars``      | kept whole; the model sees head, marker, tail |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from phronomy_ray.canonical_json import (
+    MAX_DEPTH,
+    JSONValue,
+    clean_text,
+    content_hash,
+    dumps_plain,
+    to_json_value,
+)
+from phronomy_ray.errors import SerializationError, ToolError
+
+#: Hard limit of one result, in characters of JSON text (32 Mi).
+MAX_RESULT_CHARS = 32 * 1024 * 1024
+#: Default of what the model is shown of one result, in characters.
+DEFAULT_SHOWN_CHARS = 32_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedResult:
+    """A return value in its two forms."""
+
+    json: JSONValue
+    text: str
+
+
+def encode_result(value: Any, *, shown_chars: int = DEFAULT_SHOWN_CHARS) -> EncodedResult:
+    """Encode what a tool returned, by the table of this module.
+
+    Raises:
+        ToolError: code ``unsupported_result`` or ``result_too_large``.
+    """
+    try:
+        json_value = to_json_value(_plain(value, 0))
+        text = json_value if isinstance(json_value, str) else dumps_plain(json_value)
+    except SerializationError as error:
+        raise ToolError(f"the tool's result cannot be kept: {error.message}", code="unsupported_result") from error
+    if len(text) > MAX_RESULT_CHARS:
+        raise ToolError(
+            f"the tool's result has {len(text)} characters; at most {MAX_RESULT_CHARS} can be kept",
+            code="result_too_large",
+        )
+    return EncodedResult(json_value, cut_text(text, shown_chars))
+
+
+def cut_text(text: str, limit: int) -> str:
+    """`text`, or its head and tail around a marker that says how much was left out and the hash of the whole."""
+    if len(text) <= limit:
+        return text
+    marker = f"\n[... {len(text) - limit} of {len(text)} characters left out; full result {content_hash(text)} ...]\n"
+    head = (limit * 3) // 4
+    tail = limit - head
+    return text[:head] + marker + (text[-tail:] if tail else "")
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value.value if isinstance(value, enum.Enum) else value
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, depth)
+    if isinstance(value, str):
+        return clean_text(value)
+    if depth >= MAX_DEPTH:
+        raise SerializationError(f"nested deeper than {MAX_DEPTH} levels, or a value that contains itself")
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, set | frozenset):
+        items = [to_json_value(_plain(item, depth + 1)) for item in value]
+        return sorted(items, key=dumps_plain)
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | uuid.UUID | dt.timedelta):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: _plain(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)
+        }
+    dump = getattr(value, "model_dump", None)
+    if callable(dump) and not isinstance(value, type):
+        return _plain(dump(mode="json"), depth + 1)
+    raise SerializationError(f"a {type(value).__name__} has no JSON form")
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, enum.Enum):
+        key = key.value
+    if isinstance(key, str):
+        return clean_text(key)
+    raise SerializationError(f"the mapping key {key!r} is a {type(key).__name__}; keys must be text")
