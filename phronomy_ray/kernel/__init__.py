@@ -1,0 +1,1 @@
+"""Pure state machines: what happens next, without Ray, SQL, HTTP or a clock."""

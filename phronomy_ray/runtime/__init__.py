@@ -1,0 +1,1 @@
+"""The driver side: `Runtime`, handles, placement, configuration."""

@@ -1,0 +1,1 @@
+"""Test equipment for users: model server, conformance suites, invariants."""

@@ -1,0 +1,1 @@
+"""Tool bodies: assembly, envelope, executors."""
