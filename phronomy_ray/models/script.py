@@ -299,7 +299,8 @@ async def step_for(script: Script, request: ScriptRequest) -> PlainStep:
     """The step of `script` that answers `request`, the attempt already chosen.
 
     Raises:
-        ModelError: code ``script_exhausted``; the script has no answer for this request.
+        ModelError: code ``script_exhausted``: the script has no answer for this request; ``script_failed``: a script
+            function raised; or the `ModelError` that it raised.
     """
     if isinstance(script, Mapping):
         bare = request.model.rsplit("/", 1)[-1]
@@ -309,9 +310,14 @@ async def step_for(script: Script, request: ScriptRequest) -> PlainStep:
         script = chosen
     found: Any
     if callable(script):
-        found = script(request)
-        if inspect.isawaitable(found):
-            found = await found
+        try:
+            found = script(request)
+            if inspect.isawaitable(found):
+                found = await found
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the script raised {error!r}", code="script_failed") from error
     else:
         found = _by_position(script, request)
     if isinstance(found, Attempts):

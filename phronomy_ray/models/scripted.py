@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from phronomy_ray.errors import ModelError, ModelTimeoutError, PhronomyError, TransportError
+from phronomy_ray.errors import ModelTimeoutError, PhronomyError, TransportError
 from phronomy_ray.models.normalise import StreamCollector, answer_from_response
 from phronomy_ray.models.port import ModelAnswer, ModelInfo, ModelRequest, StreamItem, TextDelta
 from phronomy_ray.models.retry import ModelRetry, utc_now
@@ -157,14 +157,7 @@ class ScriptedModel:
         )
         if self.log_path is not None:
             _append_line(self.log_path, _log_entry(request, seen))
-        try:
-            step = await step_for(self.script, seen)
-        except ModelError:
-            raise
-        except PhronomyError as error:
-            raise ModelError(f"the script raised {type(error).__name__}: {error}") from error
-        except Exception as error:
-            raise ModelError(f"the script raised {error!r}", code="script_failed") from error
+        step = await step_for(self.script, seen)
         delay_s = float("inf") if isinstance(step, Hang) else step.delay_s
         if delay_s:
             await asyncio.sleep(min(delay_s, request.timeout_s))

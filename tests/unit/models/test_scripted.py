@@ -79,7 +79,9 @@ async def test_the_same_request_gets_the_same_answer_also_from_a_pickled_copy() 
 
 
 async def test_streaming_gives_the_text_in_pieces_and_the_same_answer() -> None:
-    model = ScriptedModel([C(call("t", {"a": [1, 2, 3], "b": "long enough to split"}), text="let me see ...")])
+    model = ScriptedModel(
+        [C(call("t", {"a": [1, 2, 3], "b": "long enough to split"}), text="let me see ...")]
+    )
     items = await drain(model, ask("x"))
     assert isinstance(items[-1], ModelAnswer)
     assert [item.text for item in items[:-1] if isinstance(item, TextDelta)] == ["let ", "me ", "see ", "..."]
