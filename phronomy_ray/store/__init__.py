@@ -2,5 +2,6 @@
 
 from __future__ import annotations
 
-if __name__ != "phronomy_ray.store":  # the repository's top holds a link `store`; a second copy must never load
+# the repository's top holds a link `store`; a second copy of every class must never load
+if __name__ != "phronomy_ray.store":
     raise ImportError("import phronomy_ray.store, not the link 'store' at the repository's top")

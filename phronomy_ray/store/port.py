@@ -77,7 +77,13 @@ class Store(Protocol):
     # --- journal and content -----------------------------------------------------------------------------------
 
     def read_journal(
-        self, agent_id: str, *, after: int = 0, before: int | None = None, limit: int = 500, newest_first: bool = False
+        self,
+        agent_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 500,
+        newest_first: bool = False,
     ) -> list[JournalRecord]:
         """Records with ``after < position`` (``< before``), ascending or, with `newest_first`, descending."""
         ...
@@ -119,7 +125,12 @@ class Store(Protocol):
         ...
 
     def approvals(
-        self, *, execution_id: str | None = None, agent_id: str | None = None, pending_only: bool = False, limit: int = 1000
+        self,
+        *,
+        execution_id: str | None = None,
+        agent_id: str | None = None,
+        pending_only: bool = False,
+        limit: int = 1000,
     ) -> list[ApprovalRow]:
         """Oldest first."""
         ...

@@ -1,0 +1,226 @@
+"""Executes one commit on an open transaction: the guarded root update first, then the rows.
+
+The first statement is the fence. It takes the root row's lock and checks epoch, revision and journal position in its
+``WHERE``, so a stale owner blocks behind its successor and then touches no row; a ``SELECT`` of the epoch would let both
+commit. Everything after it runs under that lock, which is why a refusal can be explained inside the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Executable
+
+from phronomy_ray.commits import Commit, ExecutionUpdate
+from phronomy_ray.errors import (
+    AgentBusyError,
+    ConflictError,
+    InvalidInputError,
+    OwnershipLostError,
+    StateConflictError,
+)
+from phronomy_ray.journal import ExecutionRow, ExecutionStatus
+from phronomy_ray.store import rows, statements
+from phronomy_ray.store.codec import RowEncoder, encode_time
+from phronomy_ray.store.content_codec import ContentCodec
+
+_COUNTED = {"preserve_rowcount": True}
+
+
+class PreparedCommit:
+    """A commit as statement parameters: encoded (and encrypted) before a transaction is opened, so that no lock is
+    held meanwhile and a second try costs no second encoding.
+
+    Raises:
+        StateConflictError: the journal positions do not continue from the commit's base.
+        SerializationError: a value cannot be stored.
+    """
+
+    def __init__(self, commit: Commit, codec: ContentCodec) -> None:
+        _check_shape(commit)
+        self.commit = commit
+        encoder = RowEncoder(codec)
+        agent_id = commit.agent_id
+        self.root = {
+            "the_agent_id": agent_id,
+            "the_epoch": commit.epoch,
+            "expected_revision": commit.expected_revision,
+            "expected_position": commit.expected_position,
+            "new_agent_revision": commit.expected_revision + 1,
+            "new_journal_position": commit.position_after,
+            "new_last_commit_id": commit.commit_id,
+            "new_lifecycle": commit.lifecycle.value,
+            "new_context_revision": commit.context_revision,
+            "new_transcript_generation": commit.transcript_generation,
+            "new_updated_at": encode_time(commit.now),
+        }
+        new = commit.new_execution
+        self.new_execution = None if new is None else rows.execution_columns(new, encoder)
+        self.execution = None
+        if commit.execution is not None:
+            self.execution = rows.execution_changes(commit.execution.row, encoder) | {
+                "the_execution_id": commit.execution.row.execution_id,
+                "the_agent_id": agent_id,
+                "expected_revision": commit.execution.expected_revision,
+            }
+        #: ``(statement, rows)`` of plain inserts, in an order that satisfies the foreign keys.
+        self.inserts: list[tuple[Executable, list[rows.Columns]]] = [
+            (
+                statements.INSERT_MODEL_CALL,
+                [rows.model_call_columns(r, encoder) for r in commit.new_model_calls],
+            ),
+            (
+                statements.INSERT_TOOL_CALL,
+                [rows.tool_call_columns(r, encoder) for r in commit.new_tool_calls],
+            ),
+            (statements.INSERT_APPROVAL, [rows.approval_columns(r, encoder) for r in commit.new_approvals]),
+            (statements.INSERT_JOURNAL, [rows.journal_columns(agent_id, r, encoder) for r in commit.journal]),
+            (statements.INSERT_EVENT, [rows.event_columns(r, encoder) for r in commit.events]),
+        ]
+        #: ``(what, statement, rows)``; each row must exist.
+        self.updates: list[tuple[str, Executable, list[rows.Columns]]] = [
+            (
+                "model call",
+                statements.UPDATE_MODEL_CALL,
+                [rows.model_call_changes(r, encoder) for r in commit.model_calls],
+            ),
+            (
+                "tool call",
+                statements.UPDATE_TOOL_CALL,
+                [rows.tool_call_changes(r, encoder) for r in commit.tool_calls],
+            ),
+            (
+                "approval",
+                statements.UPDATE_APPROVAL,
+                [rows.approval_changes(r, encoder) for r in commit.approvals],
+            ),
+        ]
+        for hash_, text in commit.contents:
+            encoder.named_content(hash_, text)
+        self.contents = encoder.content_rows()
+
+    def write(self, connection: Connection) -> None:
+        """Execute on `connection`, inside its transaction.
+
+        Raises:
+            OwnershipLostError, ConflictError, AgentBusyError, StateConflictError: as `Store.execute`; roll back.
+        """
+        if connection.execute(statements.ADVANCE_ROOT, self.root).rowcount == 0:
+            self._explain_refusal(connection)
+            return
+        engine_name = connection.dialect.name
+        if self.contents:
+            connection.execute(statements.INSERT_CONTENT[engine_name], self.contents)
+        if self.new_execution is not None:
+            inserted = connection.execute(
+                statements.INSERT_EXECUTION[engine_name], self.new_execution, execution_options=_COUNTED
+            )
+            if inserted.rowcount == 0:
+                self._explain_admission(connection)
+        if self.execution is not None:
+            changed = connection.execute(statements.UPDATE_EXECUTION, self.execution)
+            if changed.rowcount == 0:
+                self._explain_execution(connection)
+        for what, statement, parameters in self.updates:
+            _update_all(connection, what, statement, parameters)
+        for statement, parameters in self.inserts:
+            if parameters:
+                connection.execute(statement, parameters)
+
+    def _explain_refusal(self, connection: Connection) -> None:
+        """Return if the commit has happened already; else raise why it was refused."""
+        commit = self.commit
+        root = connection.execute(statements.GUARDS_OF_ROOT, {"the_agent_id": commit.agent_id}).one_or_none()
+        details: dict[str, Any] = {
+            "agent_id": commit.agent_id,
+            "step": commit.step,
+            "commit_id": commit.commit_id,
+        }
+        if root is None:
+            raise OwnershipLostError(f"agent {commit.agent_id!r} is not stored any more", details=details)
+        if root.last_commit_id == commit.commit_id:
+            return
+        if root.epoch != commit.epoch:
+            raise OwnershipLostError(
+                f"agent {commit.agent_id!r} is owned by epoch {root.epoch}; this commit came from {commit.epoch}",
+                details=details | {"epoch": root.epoch, "commit_epoch": commit.epoch},
+            )
+        raise ConflictError(
+            f"agent {commit.agent_id!r} is at revision {root.agent_revision} and position {root.journal_position}; "
+            f"the commit expected {commit.expected_revision} and {commit.expected_position}",
+            details=details | {"revision": root.agent_revision, "position": root.journal_position},
+        )
+
+    def _explain_admission(self, connection: Connection) -> None:
+        new = self.commit.new_execution
+        assert new is not None
+        same = connection.execute(
+            statements.EXECUTION_GUARDS, {"the_execution_id": new.execution_id}
+        ).one_or_none()
+        if same is not None:
+            raise StateConflictError(
+                f"execution {new.execution_id!r} is stored already ({same.status}, agent {same.agent_id!r})",
+                details={"execution_id": new.execution_id, "agent_id": same.agent_id, "status": same.status},
+            )
+        open_ = connection.execute(statements.OPEN_EXECUTION, {"the_agent_id": new.agent_id}).first()
+        details = {"agent_id": new.agent_id}
+        if open_ is not None:
+            details |= {"execution_id": open_.execution_id, "status": open_.status}
+        raise AgentBusyError(f"agent {new.agent_id!r} has a non-terminal execution", details=details)
+
+    def _explain_execution(self, connection: Connection) -> None:
+        update = self.commit.execution
+        assert update is not None
+        execution_id = update.row.execution_id
+        found = connection.execute(
+            statements.EXECUTION_GUARDS, {"the_execution_id": execution_id}
+        ).one_or_none()
+        if found is None or found.agent_id != self.commit.agent_id:
+            state = f"is not stored for agent {self.commit.agent_id!r}"
+        elif ExecutionStatus(found.status).is_terminal:
+            state = f"is {found.status} and never changes again"
+        else:
+            state = f"is at revision {found.revision}; the commit expected {update.expected_revision}"
+        raise ConflictError(f"execution {execution_id!r} {state}", details={"execution_id": execution_id})
+
+
+def _update_all(
+    connection: Connection, what: str, statement: Executable, parameters: Sequence[rows.Columns]
+) -> None:
+    if not parameters:
+        return
+    touched = connection.execute(statement, parameters).rowcount
+    if touched != len(parameters):
+        raise ConflictError(
+            f"{len(parameters) - touched} of {len(parameters)} {what} rows to change are not stored"
+        )
+
+
+def _check_shape(commit: Commit) -> None:
+    for offset, record in enumerate(commit.journal, start=1):
+        if record.position != commit.expected_position + offset:
+            raise StateConflictError(
+                f"journal record {record.position} cannot follow position {commit.expected_position + offset - 1} "
+                f"of agent {commit.agent_id!r}: positions have neither gaps nor repeats",
+                details={"agent_id": commit.agent_id, "position": record.position},
+            )
+    executions: list[ExecutionRow | None] = [commit.new_execution]
+    if isinstance(commit.execution, ExecutionUpdate):
+        executions.append(commit.execution.row)
+        if commit.execution.row.revision != commit.execution.expected_revision + 1:
+            raise InvalidInputError(
+                f"execution {commit.execution.row.execution_id!r}: the revision after a change is one more than before"
+            )
+    owners = [
+        *executions,
+        *commit.tool_calls,
+        *commit.new_tool_calls,
+        *commit.approvals,
+        *commit.new_approvals,
+    ]
+    for row in owners:
+        if row is not None and row.agent_id != commit.agent_id:
+            raise InvalidInputError(
+                f"a commit of agent {commit.agent_id!r} holds a row of agent {row.agent_id!r}"
+            )

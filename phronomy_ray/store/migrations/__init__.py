@@ -1,0 +1,1 @@
+"""Alembic environment and versions; used by `store.migrate` only."""

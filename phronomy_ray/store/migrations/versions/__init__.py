@@ -1,0 +1,1 @@
+"""One module per schema version, oldest first; a released one never changes."""

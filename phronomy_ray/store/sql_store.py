@@ -1,0 +1,448 @@
+"""`SqlStore`: the store port on SQLite and PostgreSQL.
+
+The class holds no SQL and no rows: `statements` and `rows` do, `commit_writer` executes a commit, `transactions` owns
+connections. What remains here is the contract: which unit of work each method is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Connection, Executable
+
+from phronomy_ray.canonical_json import to_json_value
+from phronomy_ray.commits import Commit, Hydration, NewAgent
+from phronomy_ray.errors import (
+    AgentAlreadyExistsError,
+    InvalidInputError,
+    NotFoundError,
+    OwnershipLostError,
+    StateConflictError,
+)
+from phronomy_ray.journal import (
+    AgentRoot,
+    ApprovalRow,
+    EventRow,
+    ExecutionRow,
+    JournalRecord,
+    Lifecycle,
+    ModelCallRow,
+    ToolCallRow,
+)
+from phronomy_ray.store import rows, statements
+from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
+from phronomy_ray.store.commit_writer import PreparedCommit
+from phronomy_ray.store.content_codec import ContentCodec, resolve_key
+from phronomy_ray.store.engines import StoreOptions
+from phronomy_ray.store.locations import parse_location
+from phronomy_ray.store.schema_state import (
+    Opener,
+    check_markers,
+    check_version,
+    local_host_id,
+    read_version,
+    write_markers,
+)
+from phronomy_ray.store.transactions import Transactions
+
+T = TypeVar("T")
+#: Content ids in one ``IN`` list; far below both engines' limits.
+_IDS_PER_QUERY = 5_000
+
+
+class SqlStore:
+    """One SQL database of agents (see `store.port.Store` for the contract of each method).
+
+    Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and
+    options travel, connections never do. A key given as argument travels too; one from the environment does not.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        content_key: str | bytes | None = None,
+        options: StoreOptions | None = None,
+        host_id: str | None = None,
+    ) -> None:
+        self._location = parse_location(url)
+        self._content_key = content_key
+        self._options = options or StoreOptions()
+        self._host_id = host_id
+        self._codec = ContentCodec(resolve_key(content_key))
+        self._transactions = Transactions(self._location, self._options)
+        self._checked = False
+        self._marked = False
+
+    @property
+    def identity(self) -> str:
+        """URL without credentials: equal for two handles on one store, safe to show."""
+        return self._location.identity
+
+    def __repr__(self) -> str:
+        return f"SqlStore({self.identity!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        url = self._location.url.render_as_string(hide_password=False)
+        return _rebuild, (url, self._content_key, self._options, self._host_id)
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    def create_agent(self, new: NewAgent) -> AgentRoot:
+        """As `Store.create_agent`."""
+        for offset, record in enumerate(new.journal, start=1):
+            if record.position != offset:
+                raise StateConflictError(f"first records start at 1 without a gap; found {record.position}")
+        revision = 1 if new.journal else 0
+        metadata = cast("dict[str, Any]", to_json_value(new.metadata))
+        encoder = RowEncoder(self._codec)
+        now = encode_time(new.now)
+        root = {
+            "agent_id": new.agent_id,
+            "definition_id": plain_text(new.definition_id),
+            "definition_version": plain_text(new.definition_version),
+            "class_path": plain_text(new.class_path),
+            "agent_revision": revision,
+            "context_revision": revision,
+            "transcript_generation": 0,
+            "journal_position": len(new.journal),
+            "lifecycle": Lifecycle.IDLE.value,
+            "epoch": 0,
+            "last_commit_id": None,
+            "metadata": encoder.sealed(metadata),
+            "owner": plain_json({}),
+            "starts_without_progress": 0,
+            "created_at": now,
+            "updated_at": now,
+        }
+        records = [rows.journal_columns(new.agent_id, record, encoder) for record in new.journal]
+
+        def work(connection: Connection) -> None:
+            engine_name = connection.dialect.name
+            inserted = connection.execute(
+                statements.INSERT_ROOT[engine_name], root, execution_options={"preserve_rowcount": True}
+            )
+            if inserted.rowcount == 0:
+                raise AgentAlreadyExistsError(
+                    f"agent {new.agent_id!r} exists already", details={"agent_id": new.agent_id}
+                )
+            contents = encoder.content_rows()
+            if contents:
+                connection.execute(statements.INSERT_CONTENT[engine_name], contents)
+            if records:
+                connection.execute(statements.INSERT_JOURNAL, records)
+
+        self._write(work)
+        return AgentRoot(
+            agent_id=new.agent_id,
+            definition_id=new.definition_id,
+            definition_version=new.definition_version,
+            class_path=new.class_path,
+            agent_revision=revision,
+            context_revision=revision,
+            journal_position=len(new.journal),
+            metadata=metadata,
+            created_at=new.now,
+            updated_at=new.now,
+        )
+
+    def load_root(self, agent_id: str) -> AgentRoot:
+        """As `Store.load_root`."""
+
+        def work(connection: Connection) -> AgentRoot:
+            row = connection.execute(statements.ROOT, {"the_agent_id": agent_id}).one_or_none()
+            if row is None:
+                raise _no_agent(agent_id)
+            return rows.to_root(row, RowDecoder(self._codec, {}))
+
+        return self._read(work)
+
+    def list_agents(self, *, limit: int = 100, after: str = "") -> list[AgentRoot]:
+        """As `Store.list_agents`."""
+        return self._select(statements.AGENTS, {"after": after, "row_limit": _limit(limit)}, rows.to_root)
+
+    def claim(self, agent_id: str, *, owner: dict[str, Any], now: datetime) -> Hydration:
+        """As `Store.claim`.
+
+        After a lost connection it is tried once more whatever its outcome: a second claim is as good as the first.
+        """
+        parameters = {
+            "the_agent_id": agent_id,
+            "new_owner": plain_json(owner),
+            "new_updated_at": encode_time(now),
+        }
+
+        def work(connection: Connection) -> Hydration:
+            row = connection.execute(statements.CLAIM_ROOT, parameters).one_or_none()
+            if row is None:
+                raise _no_agent(agent_id)
+            root = rows.to_root(row, RowDecoder(self._codec, {}))
+            found = connection.execute(statements.OPEN_EXECUTION, {"the_agent_id": agent_id}).one_or_none()
+            if found is None:
+                return Hydration(root=root, execution=None)
+            return self._hydrate(connection, root, found)
+
+        return self._write(work, repeat_unknown=True)
+
+    def _hydrate(self, connection: Connection, root: AgentRoot, open_execution: rows.AnyRow) -> Hydration:
+        of = {"the_execution_id": open_execution.execution_id}
+        model_calls = connection.execute(statements.MODEL_CALLS, of).all()
+        tool_calls = connection.execute(statements.TOOL_CALLS, of).all()
+        approvals = connection.execute(
+            statements.approval_list(of_execution=True, of_agent=False, pending_only=False),
+            of | {"row_limit": _NO_LIMIT},
+        ).all()
+        last_seq = connection.execute(statements.LAST_EVENT_SEQ, of).scalar_one()
+        wanted = (
+            rows.references([open_execution], *rows.EXECUTION_REFS)
+            | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
+            | rows.references(approvals, *rows.APPROVAL_REFS)
+        )
+        decoder = self._decoder(connection, wanted)
+        return Hydration(
+            root=root,
+            execution=rows.to_execution(open_execution, decoder),
+            model_calls=tuple(rows.to_model_call(row, decoder) for row in model_calls),
+            tool_calls=tuple(rows.to_tool_call(row, decoder) for row in tool_calls),
+            approvals=tuple(rows.to_approval(row, decoder) for row in approvals),
+            last_event_seq=last_seq,
+        )
+
+    def execute(self, commit: Commit) -> None:
+        """As `Store.execute`."""
+        self._write(PreparedCommit(commit, self._codec).write)
+
+    def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
+        """As `Store.settle`.
+
+        Waits while the first attempt is still in flight: it holds the root row's lock from its first statement on.
+        """
+
+        def work(connection: Connection) -> bool:
+            row = connection.execute(statements.LOCK_ROOT, {"the_agent_id": agent_id}).one_or_none()
+            if row is not None and row.last_commit_id == commit_id:
+                return True
+            if row is None or row.epoch != epoch:
+                raise OwnershipLostError(
+                    f"agent {agent_id!r} has a newer owner; commit {commit_id} is not its last one",
+                    details={"agent_id": agent_id, "epoch": None if row is None else row.epoch},
+                )
+            return False
+
+        return self._write(work, repeat_unknown=True)
+
+    # --- journal and content -----------------------------------------------------------------------------------
+
+    def read_journal(
+        self,
+        agent_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 500,
+        newest_first: bool = False,
+    ) -> list[JournalRecord]:
+        """As `Store.read_journal`."""
+        query = statements.journal_page(bounded=before is not None, newest_first=newest_first)
+        parameters: dict[str, Any] = {"the_agent_id": agent_id, "after": after, "row_limit": _limit(limit)}
+        if before is not None:
+            parameters["before"] = before
+        return self._select(query, parameters, rows.to_record, rows.JOURNAL_REFS)
+
+    def journal_of_execution(self, execution_id: str) -> list[JournalRecord]:
+        """As `Store.journal_of_execution`."""
+        of = {"the_execution_id": execution_id}
+        return self._select(statements.JOURNAL_OF_EXECUTION, of, rows.to_record, rows.JOURNAL_REFS)
+
+    def read_content(self, content_hash: str) -> str:
+        """As `Store.read_content`."""
+        content_id = self._codec.content_id(content_hash)
+
+        def work(connection: Connection) -> str:
+            body = connection.execute(statements.CONTENT, {"the_content_id": content_id}).scalar_one_or_none()
+            if body is None:
+                raise NotFoundError(f"no content {content_hash}", details={"content_hash": content_hash})
+            return self._codec.unseal_body(content_id, body)
+
+        return self._read(work)
+
+    # --- executions --------------------------------------------------------------------------------------------
+
+    def load_execution(self, execution_id: str) -> ExecutionRow:
+        """As `Store.load_execution`."""
+        found = self.find_execution(execution_id)
+        if found is None:
+            raise NotFoundError(f"no execution {execution_id!r}", details={"execution_id": execution_id})
+        return found
+
+    def find_execution(self, execution_id: str) -> ExecutionRow | None:
+        """As `Store.find_execution`."""
+        of = {"the_execution_id": execution_id}
+        found = self._select(statements.EXECUTION, of, rows.to_execution, rows.EXECUTION_REFS)
+        return found[0] if found else None
+
+    def list_executions(
+        self, *, agent_id: str | None = None, non_terminal_only: bool = False, limit: int = 100
+    ) -> list[ExecutionRow]:
+        """As `Store.list_executions`."""
+        query = statements.execution_list(of_agent=agent_id is not None, open_only=non_terminal_only)
+        parameters: dict[str, Any] = {"row_limit": _limit(limit)}
+        if agent_id is not None:
+            parameters["the_agent_id"] = agent_id
+        return self._select(query, parameters, rows.to_execution, rows.EXECUTION_REFS)
+
+    def model_calls(self, execution_id: str) -> list[ModelCallRow]:
+        """As `Store.model_calls`."""
+        return self._select(statements.MODEL_CALLS, {"the_execution_id": execution_id}, rows.to_model_call)
+
+    def tool_calls(self, execution_id: str) -> list[ToolCallRow]:
+        """As `Store.tool_calls`."""
+        of = {"the_execution_id": execution_id}
+        return self._select(statements.TOOL_CALLS, of, rows.to_tool_call, rows.TOOL_CALL_REFS)
+
+    def approvals(
+        self,
+        *,
+        execution_id: str | None = None,
+        agent_id: str | None = None,
+        pending_only: bool = False,
+        limit: int = 1000,
+    ) -> list[ApprovalRow]:
+        """As `Store.approvals`."""
+        query = statements.approval_list(
+            of_execution=execution_id is not None, of_agent=agent_id is not None, pending_only=pending_only
+        )
+        parameters: dict[str, Any] = {"row_limit": _limit(limit)}
+        if execution_id is not None:
+            parameters["the_execution_id"] = execution_id
+        if agent_id is not None:
+            parameters["the_agent_id"] = agent_id
+        return self._select(query, parameters, rows.to_approval, rows.APPROVAL_REFS)
+
+    def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """As `Store.events`."""
+        parameters = {"the_execution_id": execution_id, "after": after, "row_limit": _limit(limit)}
+        return self._select(statements.EVENTS, parameters, rows.to_event, rows.EVENT_REFS)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """As `Store.close`; the database is checked again on the next use."""
+        self._checked = self._marked = False
+        self._transactions.close()
+
+    def ensure_schema(self) -> None:
+        """Give an *empty* database this release's schema; leave any other one as it is.
+
+        Idempotent, and safe to call from several processes at once.
+
+        Raises:
+            SchemaVersionError: the schema is older (upgrade it on purpose) or newer.
+        """
+        from phronomy_ray.store.migrate import create_if_empty
+
+        create_if_empty(self._location, self._options)
+
+    # --- units of work -------------------------------------------------------------------------------------------
+
+    def _write(self, work: Callable[[Connection], T], *, repeat_unknown: bool = False) -> T:
+        self._ready(for_writing=True)
+        return self._transactions.write(work, repeat_unknown=repeat_unknown)
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        self._ready(for_writing=False)
+        return self._transactions.read(work)
+
+    def _select(
+        self,
+        query: Executable,
+        parameters: dict[str, Any],
+        build: Callable[[rows.AnyRow, RowDecoder], T],
+        ref_columns: Sequence[str] = (),
+    ) -> list[T]:
+        def work(connection: Connection) -> list[T]:
+            found = connection.execute(query, parameters).all()
+            decoder = self._decoder(connection, rows.references(found, *ref_columns))
+            return [build(row, decoder) for row in found]
+
+        return self._read(work)
+
+    def _decoder(self, connection: Connection, wanted: Iterable[str]) -> RowDecoder:
+        ids = sorted(wanted)
+        bodies: dict[str, str] = {}
+        for start in range(0, len(ids), _IDS_PER_QUERY):
+            part = {"content_ids": ids[start : start + _IDS_PER_QUERY]}
+            bodies.update((row.content_id, row.body) for row in connection.execute(statements.CONTENTS, part))
+        return RowDecoder(self._codec, bodies)
+
+    def _ready(self, *, for_writing: bool) -> None:
+        """Check once per process that this database is ours to use; the first writer leaves the markers."""
+        if not self._checked:
+            self._transactions.read(self._check)
+            self._checked = True
+        if for_writing and not self._marked:
+            self._transactions.write(
+                lambda connection: write_markers(connection, self._opener()), repeat_unknown=True
+            )
+            self._marked = True
+
+    def _check(self, connection: Connection) -> None:
+        check_version(read_version(connection), self.identity)
+        self._marked = check_markers(connection, self._opener())
+
+    def _opener(self) -> Opener:
+        return Opener(self._location, self._host_id or local_host_id(), self._codec.fingerprint)
+
+
+_NO_LIMIT = 2**31 - 1
+
+
+def _limit(limit: int) -> int:
+    if limit < 0:
+        raise InvalidInputError(f"limit must not be negative, got {limit}")
+    return limit
+
+
+def _no_agent(agent_id: str) -> NotFoundError:
+    return NotFoundError(f"no agent {agent_id!r}", details={"agent_id": agent_id})
+
+
+def _rebuild(
+    url: str, content_key: str | bytes | None, options: StoreOptions, host_id: str | None
+) -> SqlStore:
+    return SqlStore(url, content_key=content_key, options=options, host_id=host_id)
+
+
+def open_store(
+    url: str,
+    *,
+    content_key: str | bytes | None = None,
+    application_name: str = "phronomy-ray",
+    create: bool = False,
+    options: StoreOptions | None = None,
+    host_id: str | None = None,
+) -> SqlStore:
+    """A store for `url`: ``sqlite:///path`` or ``postgresql://user@host/database``.
+
+    Args:
+        url: a relative SQLite path is made absolute now.
+        content_key: Fernet key for the contents; default is the environment's ``PHRONOMY_CONTENT_KEY``, else plain text.
+        application_name: shown by the database server.
+        create: give an empty database its schema now (`SqlStore.ensure_schema`); otherwise nothing is connected yet.
+        options: pool size and time limits.
+        host_id: identity of this machine for SQLite's host check; for tests.
+
+    Raises:
+        ConfigurationError: the URL or the key cannot be used.
+    """
+    options = replace(options or StoreOptions(), application_name=application_name)
+    store = SqlStore(url, content_key=content_key, options=options, host_id=host_id)
+    if create:
+        store.ensure_schema()
+    return store
+
+
+__all__ = ["SqlStore", "StoreOptions", "open_store"]

@@ -1,0 +1,290 @@
+"""Every statement of the hot path, built once.
+
+SQLAlchemy compiles a statement once per dialect and finds it again by its cache key, so a commit costs no SQL
+construction. Bind names of guards begin with ``the_`` or ``expected_``, those of new values with ``new_``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Select,
+    Table,
+    Update,
+    asc,
+    bindparam,
+    desc,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from phronomy_ray.store.tables import (
+    OPEN_STATUSES,
+    agents,
+    approvals,
+    contents,
+    events,
+    executions,
+    journal,
+    model_calls,
+    store_meta,
+    tool_calls,
+)
+
+
+def _insert_ignoring(table: Table, engine_name: str) -> Executable:
+    if engine_name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()
+
+
+class _PerEngine:
+    """An ``INSERT ... ON CONFLICT DO NOTHING``, which each dialect spells by a construct of its own."""
+
+    def __init__(self, table: Table) -> None:
+        self._forms = {name: _insert_ignoring(table, name) for name in ("sqlite", "postgresql")}
+
+    def __getitem__(self, engine_name: str) -> Executable:
+        return self._forms[engine_name]
+
+
+def _is(column: ColumnElement[Any], prefix: str, name: str) -> ColumnElement[bool]:
+    return column == bindparam(f"{prefix}_{name}")
+
+
+def _changes(table: Table, *names: str) -> dict[str, Any]:
+    return {name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names}
+
+
+# --- root ------------------------------------------------------------------------------------------------------
+
+#: First statement of every commit: the guard and the new root in one. No row touched means: refused.
+ADVANCE_ROOT: Update = (
+    update(agents)
+    .where(
+        _is(agents.c.agent_id, "the", "agent_id"),
+        _is(agents.c.epoch, "the", "epoch"),
+        _is(agents.c.agent_revision, "expected", "revision"),
+        _is(agents.c.journal_position, "expected", "position"),
+    )
+    .values(
+        **_changes(
+            agents,
+            "agent_revision",
+            "journal_position",
+            "last_commit_id",
+            "lifecycle",
+            "context_revision",
+            "transcript_generation",
+            "updated_at",
+        ),
+        starts_without_progress=0,
+    )
+)
+
+CLAIM_ROOT = (
+    update(agents)
+    .where(_is(agents.c.agent_id, "the", "agent_id"))
+    .values(
+        **_changes(agents, "owner", "updated_at"),
+        epoch=agents.c.epoch + 1,
+        starts_without_progress=agents.c.starts_without_progress + 1,
+    )
+    .returning(agents)
+)
+
+GUARDS_OF_ROOT = select(
+    agents.c.epoch, agents.c.agent_revision, agents.c.journal_position, agents.c.last_commit_id
+).where(_is(agents.c.agent_id, "the", "agent_id"))
+
+#: The same with the row locked (on SQLite the transaction itself holds the lock).
+LOCK_ROOT = GUARDS_OF_ROOT.with_for_update()
+
+ROOT = select(agents).where(_is(agents.c.agent_id, "the", "agent_id"))
+
+INSERT_ROOT = _PerEngine(agents)
+
+# --- rows of a commit ------------------------------------------------------------------------------------------
+
+INSERT_EXECUTION = _PerEngine(executions)
+INSERT_CONTENT = _PerEngine(contents)
+INSERT_META = _PerEngine(store_meta)
+INSERT_JOURNAL = insert(journal)
+INSERT_MODEL_CALL = insert(model_calls)
+INSERT_TOOL_CALL = insert(tool_calls)
+INSERT_APPROVAL = insert(approvals)
+INSERT_EVENT = insert(events)
+
+#: A terminal execution is never written again: the guard is here, where nobody can forget it.
+UPDATE_EXECUTION = (
+    update(executions)
+    .where(
+        _is(executions.c.execution_id, "the", "execution_id"),
+        _is(executions.c.agent_id, "the", "agent_id"),
+        _is(executions.c.revision, "expected", "revision"),
+        executions.c.status.in_(OPEN_STATUSES),
+    )
+    .values(
+        **_changes(
+            executions,
+            "status",
+            "phase",
+            "revision",
+            "state",
+            "output",
+            "output_ref",
+            "error",
+            "terminal_reason",
+            "cancel_requested_at",
+            "updated_at",
+            "ended_at",
+        )
+    )
+)
+
+UPDATE_MODEL_CALL = (
+    update(model_calls)
+    .where(
+        _is(model_calls.c.model_call_id, "the", "model_call_id"),
+        _is(model_calls.c.execution_id, "the", "execution_id"),
+    )
+    .values(**_changes(model_calls, "status", "manifest", "ended_at", "usage", "attempts", "error"))
+)
+
+UPDATE_TOOL_CALL = (
+    update(tool_calls)
+    .where(
+        _is(tool_calls.c.tool_call_id, "the", "tool_call_id"),
+        _is(tool_calls.c.agent_id, "the", "agent_id"),
+    )
+    .values(
+        **_changes(
+            tool_calls,
+            "status",
+            "attempt",
+            "model_text",
+            "model_text_ref",
+            "result",
+            "result_ref",
+            "error",
+            "attempts",
+            "started_at",
+            "ended_at",
+        )
+    )
+)
+
+UPDATE_APPROVAL = (
+    update(approvals)
+    .where(
+        _is(approvals.c.approval_request_id, "the", "approval_request_id"),
+        _is(approvals.c.agent_id, "the", "agent_id"),
+    )
+    .values(**_changes(approvals, "status", "decided_at", "decided_by", "reason"))
+)
+
+# --- reads -----------------------------------------------------------------------------------------------------
+
+EXECUTION = select(executions).where(_is(executions.c.execution_id, "the", "execution_id"))
+
+OPEN_EXECUTION = select(executions).where(
+    _is(executions.c.agent_id, "the", "agent_id"), executions.c.status.in_(OPEN_STATUSES)
+)
+
+EXECUTION_GUARDS = select(executions.c.agent_id, executions.c.status, executions.c.revision).where(
+    _is(executions.c.execution_id, "the", "execution_id")
+)
+
+MODEL_CALLS = (
+    select(model_calls)
+    .where(_is(model_calls.c.execution_id, "the", "execution_id"))
+    .order_by(model_calls.c.sequence)
+)
+
+TOOL_CALLS = (
+    select(tool_calls)
+    .select_from(tool_calls.outerjoin(model_calls, model_calls.c.model_call_id == tool_calls.c.model_call_id))
+    .where(_is(tool_calls.c.execution_id, "the", "execution_id"))
+    .order_by(model_calls.c.sequence, tool_calls.c.position, tool_calls.c.tool_call_id)
+)
+
+LAST_EVENT_SEQ = select(func.coalesce(func.max(events.c.seq), 0)).where(
+    _is(events.c.execution_id, "the", "execution_id")
+)
+
+EVENTS = (
+    select(events)
+    .where(_is(events.c.execution_id, "the", "execution_id"), events.c.seq > bindparam("after"))
+    .order_by(events.c.seq)
+    .limit(bindparam("row_limit"))
+)
+
+JOURNAL_OF_EXECUTION = (
+    select(journal)
+    .where(_is(journal.c.execution_id, "the", "execution_id"))
+    .order_by(journal.c.agent_id, journal.c.position)
+)
+
+CONTENT = select(contents.c.body).where(_is(contents.c.content_id, "the", "content_id"))
+
+CONTENTS = select(contents.c.content_id, contents.c.body).where(
+    contents.c.content_id.in_(bindparam("content_ids", expanding=True))
+)
+
+AGENTS = (
+    select(agents)
+    .where(agents.c.agent_id > bindparam("after"))
+    .order_by(agents.c.agent_id)
+    .limit(bindparam("row_limit"))
+)
+
+META = select(store_meta.c.name, store_meta.c.value)
+
+
+@cache
+def journal_page(*, bounded: bool, newest_first: bool) -> Select[Any]:
+    """A page of one agent's journal; `bounded` adds the upper limit ``before``."""
+    query = select(journal).where(
+        _is(journal.c.agent_id, "the", "agent_id"), journal.c.position > bindparam("after")
+    )
+    if bounded:
+        query = query.where(journal.c.position < bindparam("before"))
+    order = desc if newest_first else asc
+    return query.order_by(order(journal.c.position)).limit(bindparam("row_limit"))
+
+
+@cache
+def execution_list(*, of_agent: bool, open_only: bool) -> Select[Any]:
+    """Executions, newest first."""
+    query = select(executions)
+    if of_agent:
+        query = query.where(_is(executions.c.agent_id, "the", "agent_id"))
+    if open_only:
+        query = query.where(executions.c.status.in_(OPEN_STATUSES))
+    return query.order_by(desc(executions.c.created_at), desc(executions.c.execution_id)).limit(
+        bindparam("row_limit")
+    )
+
+
+@cache
+def approval_list(*, of_execution: bool, of_agent: bool, pending_only: bool) -> Select[Any]:
+    """Approval requests, oldest first; those of one batch in the order of its calls."""
+    query = select(approvals).select_from(
+        approvals.outerjoin(tool_calls, tool_calls.c.tool_call_id == approvals.c.tool_call_id)
+    )
+    if of_execution:
+        query = query.where(_is(approvals.c.execution_id, "the", "execution_id"))
+    if of_agent:
+        query = query.where(_is(approvals.c.agent_id, "the", "agent_id"))
+    if pending_only:
+        query = query.where(approvals.c.status == "pending")
+    return query.order_by(
+        approvals.c.created_at, tool_calls.c.position, approvals.c.approval_request_id
+    ).limit(bindparam("row_limit"))

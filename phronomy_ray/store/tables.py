@@ -1,0 +1,266 @@
+"""The schema, as SQLAlchemy Core metadata: one shape for SQLite and PostgreSQL.
+
+Conventions that hold for every table:
+
+* a JSON column holds canonical JSON *text* (`canonical_json.dumps`), never a pickle and never a database JSON type, so
+  that both engines store and return the same characters;
+* a column that can grow large comes as a pair, ``x`` (text in line) and ``x_ref`` (id in ``contents``); at most one of
+  the two is set, and neither means ``None``;
+* a time is UTC as fixed-width ISO text (`codec.encode_time`), so that its order is its text's order;
+* text keys compare by bytes on both engines (collation ``C`` on PostgreSQL).
+
+What the migrations build is compared with this module by a test; change both or neither.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+)
+from sqlalchemy.types import TypeEngine
+
+from phronomy_ray.journal import NON_TERMINAL
+
+#: Name of Alembic's version table; read by a plain ``SELECT`` when a store is opened.
+VERSION_TABLE = "alembic_version"
+
+#: Statuses of an execution that still occupies its agent, in a stable order (they are part of an index).
+OPEN_STATUSES = ("preparing", "active", "suspended")
+assert {status.value for status in NON_TERMINAL} == set(OPEN_STATUSES)
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+
+def _key() -> TypeEngine[str]:
+    return Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def _agent_reference(*, primary_key: bool = False) -> Column[str]:
+    return Column(
+        "agent_id",
+        _key(),
+        ForeignKey("agents.agent_id", ondelete="CASCADE"),
+        primary_key=primary_key,
+        nullable=False,
+    )
+
+
+def _execution_reference(*, primary_key: bool = False) -> Column[str]:
+    return Column(
+        "execution_id",
+        _key(),
+        ForeignKey("executions.execution_id", ondelete="CASCADE"),
+        primary_key=primary_key,
+        nullable=False,
+    )
+
+
+#: Facts about the database itself: ``store_id``, ``host_id`` (SQLite), ``content_key`` (a fingerprint, never a key).
+store_meta = Table(
+    "store_meta",
+    metadata,
+    Column("name", _key(), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("agent_id", _key(), primary_key=True),
+    Column("definition_id", Text, nullable=False),
+    Column("definition_version", Text, nullable=False),
+    Column("class_path", Text, nullable=False),
+    Column("agent_revision", BigInteger, nullable=False),
+    Column("context_revision", BigInteger, nullable=False),
+    Column("transcript_generation", BigInteger, nullable=False),
+    Column("journal_position", BigInteger, nullable=False),
+    Column("lifecycle", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("last_commit_id", Text),
+    Column("metadata", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("starts_without_progress", Integer, nullable=False),
+    Column("created_at", Text, nullable=False),
+    Column("updated_at", Text, nullable=False),
+)
+
+executions = Table(
+    "executions",
+    metadata,
+    Column("execution_id", _key(), primary_key=True),
+    _agent_reference(),
+    Column("status", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("input_hash", Text, nullable=False),
+    Column("input", Text),
+    Column("input_ref", Text),
+    Column("durable_context", Text),
+    Column("durable_context_ref", Text),
+    Column("base_position", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("output", Text),
+    Column("output_ref", Text),
+    Column("error", Text),
+    Column("terminal_reason", Text),
+    Column("cancel_requested_at", Text),
+    Column("created_at", _key(), nullable=False),
+    Column("updated_at", Text, nullable=False),
+    Column("ended_at", Text),
+)
+_is_open = executions.c.status.in_(OPEN_STATUSES)
+#: One non-terminal execution per agent: the admission rule, decided by the database.
+one_open_execution = Index(
+    "uq_executions_one_open_per_agent",
+    executions.c.agent_id,
+    unique=True,
+    sqlite_where=_is_open,
+    postgresql_where=_is_open,
+)
+Index("ix_executions_agent_id_created_at", executions.c.agent_id, executions.c.created_at)
+Index("ix_executions_created_at", executions.c.created_at)
+
+journal = Table(
+    "journal",
+    metadata,
+    _agent_reference(),
+    Column("position", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("occurred_at", Text, nullable=False),
+    Column("execution_id", _key()),
+    Column("model_call_id", Text),
+    Column("role", Text),
+    Column("content", Text),
+    Column("content_ref", Text),
+    Column("causation_id", Text),
+    Column("context_candidate", Boolean, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("metadata", Text),
+    PrimaryKeyConstraint("agent_id", "position", name="pk_journal"),
+)
+Index("ix_journal_execution_id_position", journal.c.execution_id, journal.c.position)
+
+#: Large values and named texts by the hash of their text (by its HMAC when contents are encrypted).
+contents = Table(
+    "contents",
+    metadata,
+    Column("content_id", _key(), primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
+model_calls = Table(
+    "model_calls",
+    metadata,
+    Column("model_call_id", _key(), primary_key=True),
+    _execution_reference(),
+    Column("sequence", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("started_at", Text, nullable=False),
+    Column("ended_at", Text),
+    Column("usage", Text),
+    Column("attempts", Text),
+    Column("error", Text),
+)
+Index("ix_model_calls_execution_id_sequence", model_calls.c.execution_id, model_calls.c.sequence)
+
+#: The effect ledger.
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    Column("tool_call_id", _key(), primary_key=True),
+    _execution_reference(),
+    Column("agent_id", _key(), nullable=False),
+    Column("model_call_id", _key(), nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("provider_call_id", Text, nullable=False),
+    Column("tool_name", Text, nullable=False),
+    Column("arguments", Text),
+    Column("arguments_ref", Text),
+    Column("status", Text, nullable=False),
+    Column("replay", Text, nullable=False),
+    Column("requires_approval", Boolean, nullable=False),
+    Column("schema_hash", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("model_text", Text),
+    Column("model_text_ref", Text),
+    Column("result", Text),
+    Column("result_ref", Text),
+    Column("error", Text),
+    Column("attempts", Text),
+    Column("created_at", Text, nullable=False),
+    Column("started_at", Text),
+    Column("ended_at", Text),
+)
+Index("ix_tool_calls_execution_id", tool_calls.c.execution_id)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("approval_request_id", _key(), primary_key=True),
+    _execution_reference(),
+    Column("agent_id", _key(), nullable=False),
+    Column("tool_call_id", _key(), nullable=False),
+    Column("tool_name", Text, nullable=False),
+    Column("arguments", Text),
+    Column("arguments_ref", Text),
+    Column("status", Text, nullable=False),
+    Column("created_at", _key(), nullable=False),
+    Column("decided_at", Text),
+    Column("decided_by", Text),
+    Column("reason", Text),
+)
+Index("ix_approvals_execution_id", approvals.c.execution_id)
+Index("ix_approvals_agent_id", approvals.c.agent_id)
+_is_pending = approvals.c.status == "pending"
+Index(
+    "ix_approvals_pending_created_at",
+    approvals.c.created_at,
+    sqlite_where=_is_pending,
+    postgresql_where=_is_pending,
+)
+
+events = Table(
+    "events",
+    metadata,
+    _execution_reference(),
+    Column("seq", BigInteger, nullable=False),
+    Column("agent_id", _key(), nullable=False),
+    Column("type", Text, nullable=False),
+    Column("payload", Text),
+    Column("payload_ref", Text),
+    Column("created_at", Text, nullable=False),
+    PrimaryKeyConstraint("execution_id", "seq", name="pk_events"),
+)
+
+__all__ = [
+    "OPEN_STATUSES",
+    "VERSION_TABLE",
+    "agents",
+    "approvals",
+    "contents",
+    "events",
+    "executions",
+    "journal",
+    "metadata",
+    "model_calls",
+    "one_open_execution",
+    "store_meta",
+    "tool_calls",
+]
