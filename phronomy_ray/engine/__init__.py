@@ -1,1 +1,1 @@
-"""One agent's asyncio loop: the kernel driven by a store, a model and tools, without Ray."""
+"""One agent's event loop: drives the kernel, executes its commits, performs its effects. Knows no Ray."""

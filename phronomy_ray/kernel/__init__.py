@@ -1,1 +1,1 @@
-"""Pure state machines: what happens next, without Ray, SQL, HTTP or a clock."""
+"""The kernel: pure state machines. State and event in, new state, commit and effects out."""

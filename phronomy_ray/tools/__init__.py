@@ -1,1 +1,1 @@
-"""Tool bodies: assembly, envelope, executors."""
+"""Running tools: the envelope around one body, and executors for a batch."""

@@ -1,0 +1,90 @@
+"""Live observers of executions: a bounded buffer that readers poll, so that no reader can hold up an agent.
+
+Each execution has a buffer of events, durable and live, numbered by a position of this process. A reader that comes
+with a cursor goes on where it was; one without, or with the cursor of a lost process, first reads durable events from
+the store (the engine does that) and then the buffer. A reader that falls too far behind is told how much it lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from phronomy_ray.events import Event, EventType
+
+BUFFER_EVENTS = 10_000
+BUFFERED_EXECUTIONS = 16
+#: Live text is joined up to this many characters while nobody has read it.
+JOIN_CHARS = 2_000
+
+
+@dataclass
+class _Buffer:
+    events: deque[tuple[int, Event]] = field(default_factory=lambda: deque(maxlen=BUFFER_EVENTS))
+    #: Position of the next event.
+    next_position: int = 1
+    #: Highest position that a reader has taken.
+    read_position: int = 0
+
+
+class EventHub:
+    """The buffers of one agent."""
+
+    def __init__(self) -> None:
+        self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
+        self._changed = asyncio.Event()
+
+    def publish(self, event: Event) -> None:
+        """Add an event and wake the readers."""
+        buffer = self._buffers.get(event.execution_id)
+        if buffer is None:
+            buffer = self._buffers[event.execution_id] = _Buffer()
+            while len(self._buffers) > BUFFERED_EXECUTIONS:
+                self._buffers.popitem(last=False)
+        if event.type is EventType.TOKEN and buffer.events:
+            position, last = buffer.events[-1]
+            text = last.payload.get("text", "") if last.type is EventType.TOKEN else None
+            if text is not None and position > buffer.read_position and len(text) < JOIN_CHARS:
+                joined = Event(event.execution_id, event.seq, EventType.TOKEN, {"text": text + event.payload["text"]}, False)
+                buffer.events[-1] = (position, joined)
+                return
+        buffer.events.append((buffer.next_position, event))
+        buffer.next_position += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake everybody who waits for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change; take it before looking."""
+        return self._changed
+
+    def read(self, execution_id: str, after_position: int) -> tuple[list[Event], int]:
+        """Events behind `after_position`, and the position of the last one."""
+        buffer = self._buffers.get(execution_id)
+        if buffer is None:
+            return [], after_position
+        found = [(position, event) for position, event in buffer.events if position > after_position]
+        events = [event for _, event in found]
+        if found and found[0][0] > after_position + 1:
+            lost = found[0][0] - after_position - 1
+            events.insert(0, Event(execution_id, events[0].seq, EventType.LOST, {"events": lost}, False))
+        position = buffer.next_position - 1
+        buffer.read_position = max(buffer.read_position, position)
+        return events, max(position, after_position)
+
+    def position_after_seq(self, execution_id: str, seq: int) -> int | None:
+        """Position of the durable event `seq` in the buffer; ``None`` when the buffer does not reach back to it."""
+        buffer = self._buffers.get(execution_id)
+        if buffer is None:
+            return None
+        if seq == 0 and buffer.events and buffer.events[0][0] == 1 and buffer.events[0][1].seq <= 1:
+            return 0
+        for position, event in buffer.events:
+            if event.durable and event.seq == seq:
+                return position
+        return None

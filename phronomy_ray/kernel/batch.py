@@ -1,0 +1,95 @@
+"""Preflight of one batch: from what the model wrote to calls that are authorised, gated or already answered.
+
+A call that cannot run (unknown name, broken or wrong arguments) is answered with a short error that the model can
+correct; the rest of the batch runs. Everything here happens before any approval, so what a human sees is what runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import datetime
+
+from phronomy_ray.definition.agent import BoundTool
+from phronomy_ray.definition.schema import ArgumentError
+from phronomy_ray.errors import ErrorRecord
+from phronomy_ray.ids import tool_call_id
+from phronomy_ray.journal import ToolCallRow, ToolCallStatus
+from phronomy_ray.kernel.tool_call import ToolCall
+from phronomy_ray.kernel.transitions import ToolPhase
+from phronomy_ray.messages import ToolCallRequest
+
+#: How many tool names an unknown-tool answer lists.
+MAX_NAMES = 30
+
+
+def prepare_batch(
+    requests: tuple[ToolCallRequest, ...],
+    tools: Mapping[str, BoundTool],
+    *,
+    agent_id: str,
+    execution_id: str,
+    model_call_id: str,
+    now: datetime,
+) -> tuple[ToolCall, ...]:
+    """One `ToolCall` per request, in request order: completed (refused), awaiting approval, or authorized."""
+    return tuple(
+        _prepare(request, position, tools.get(request.name), tools, agent_id, execution_id, model_call_id, now)
+        for position, request in enumerate(requests)
+    )
+
+
+def _prepare(
+    request: ToolCallRequest,
+    position: int,
+    bound: BoundTool | None,
+    tools: Mapping[str, BoundTool],
+    agent_id: str,
+    execution_id: str,
+    model_call_id: str,
+    now: datetime,
+) -> ToolCall:
+    row = ToolCallRow(
+        tool_call_id=tool_call_id(execution_id, model_call_id, request.id, position, request.name),
+        execution_id=execution_id,
+        agent_id=agent_id,
+        model_call_id=model_call_id,
+        position=position,
+        provider_call_id=request.id,
+        tool_name=request.name,
+        arguments=None,
+        status=ToolCallStatus.INTENT,
+        replay=bound.spec.replay.value if bound else "never",
+        requires_approval=bound.spec.requires_approval if bound else False,
+        schema_hash=bound.spec.parameters.hash if bound else "",
+        created_at=now,
+    )
+    call = ToolCall(ToolPhase.IDLE, row).move(ToolPhase.VALIDATING)
+    if bound is None:
+        return _refuse(call, "unknown_tool", _unknown_tool(request.name, tools), now)
+    try:
+        arguments = bound.spec.parameters.decode(request.arguments)
+    except ArgumentError as error:
+        return _refuse(call, "invalid_arguments", str(error), now)
+    call = call.move(ToolPhase.AUTHORIZING, arguments=arguments)
+    if bound.spec.requires_approval:
+        return call.move(ToolPhase.AWAITING_APPROVAL, status=ToolCallStatus.AWAITING_APPROVAL)
+    return call.move(ToolPhase.AUTHORIZED)
+
+
+def _refuse(call: ToolCall, code: str, message: str, now: datetime) -> ToolCall:
+    return call.move(
+        ToolPhase.COMPLETED,
+        status=ToolCallStatus.FAILED,
+        model_text=f"Error ({code}): {message}",
+        error=ErrorRecord("ToolError", code, message).to_wire(),
+        ended_at=now,
+    )
+
+
+def _unknown_tool(name: str, tools: Mapping[str, BoundTool]) -> str:
+    if not tools:
+        return f"there is no tool {name[:80]!r}; this agent has no tools"
+    close = difflib.get_close_matches(name, list(tools), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"there is no tool {name[:80]!r}{hint} Available: {', '.join(list(tools)[:MAX_NAMES])}"

@@ -1,0 +1,84 @@
+"""The ends of an execution: each closes every open call and request in the commit that makes it terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from phronomy_ray.errors import CancellationError, ErrorRecord
+from phronomy_ray.journal import ApprovalStatus, Channel, ExecutionStatus, Phase, RecordKind
+from phronomy_ray.kernel import tools_step
+from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.state import Step
+
+
+def completed(draft: Draft, output: str, name: str) -> Step:
+    """A final answer."""
+    draft.record(RecordKind.FINAL_OUTPUT, Channel.AUDIT, {"output": output})
+    draft.record(
+        RecordKind.EXECUTION_COMPLETED, Channel.AUDIT, {"usage": draft.execution.progress.usage.to_wire()}
+    )
+    draft.event("completed", {"output": output})
+    return _end(draft, ExecutionStatus.COMPLETED, name, output=output)
+
+
+def failed(draft: Draft, error: ErrorRecord, name: str, *, output: str | None = None) -> Step:
+    """A typed failure; what was done stays in the journal and in the next turn's view."""
+    if draft.execution.model_call is not None:
+        draft.end_model_call("failed", error=error.to_wire())
+    tools_step.close_open_calls(draft)
+    draft.record(
+        RecordKind.EXECUTION_FAILED, Channel.AUDIT, {"code": error.code, "type": error.type, "message": error.message}
+    )
+    draft.event("failed", {"error": error.to_wire()})
+    return _end(draft, ExecutionStatus.FAILED, name, error=error.to_wire(), output=output, terminal_reason=error.code)
+
+
+def cancelled(draft: Draft, name: str) -> Step:
+    """The end of a cancelled execution; nothing of it runs any more."""
+    row = draft.execution.row
+    reason = row.terminal_reason or "cancelled"
+    if draft.execution.model_call is not None:
+        ended = draft.end_model_call("cancelled")
+        draft.record(
+            RecordKind.MODEL_CALL_RECORDED,
+            Channel.AUDIT,
+            {"sequence": ended.sequence, "status": "cancelled"},
+            model_call=ended.model_call_id,
+        )
+    tools_step.close_open_calls(draft)
+    draft.record(RecordKind.EXECUTION_CANCELLED, Channel.AUDIT, {"reason": reason})
+    draft.event("cancelled", {"reason": reason})
+    error = ErrorRecord.from_exception(
+        CancellationError(f"execution {row.execution_id} was cancelled: {reason}", details={"reason": reason})
+    )
+    return _end(
+        draft,
+        ExecutionStatus.CANCELLED,
+        name,
+        error=error.to_wire(),
+        terminal_reason=reason,
+        cancel_requested_at=row.cancel_requested_at or draft.env.now,
+    )
+
+
+def rejected(draft: Draft, reason: str | None, name: str) -> Step:
+    """A human refused a call of the batch: none of it runs."""
+    draft.move(ExecutionStatus.ACTIVE, Phase.APPROVAL)
+    tools_step.close_open_calls(draft)
+    draft.record(RecordKind.EXECUTION_REJECTED, Channel.AUDIT, {"reason": reason})
+    draft.event("rejected", {"reason": reason})
+    return _end(draft, ExecutionStatus.REJECTED, name, terminal_reason="rejected")
+
+
+def _end(draft: Draft, status: ExecutionStatus, name: str, **changes: Any) -> Step:
+    draft.set_approvals(
+        replace(item, status=ApprovalStatus.VOID, decided_at=draft.env.now)
+        if item.status is ApprovalStatus.PENDING
+        else item
+        for item in draft.execution.approvals
+    )
+    if draft.execution.batch:
+        draft.close_batch()
+    draft.move(status, Phase.ENDED, ended_at=draft.env.now, **changes)
+    return draft.finish(name)

@@ -1,0 +1,448 @@
+"""The execution machine: `step` takes state and input and gives the next state, its commit and the effects.
+
+Pure: no Ray, SQL, HTTP or clock. The shell executes the commit, installs the state only when it is durable, and then
+performs the effects. An input that belongs to an older call or attempt is consumed without a change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from phronomy_ray.errors import (
+    AgentBusyError,
+    AgentParkedError,
+    ConfigurationError,
+    ContextBudgetExceededError,
+    EmptyResponseError,
+    ErrorRecord,
+    InvalidInputError,
+    ModelError,
+    NotFoundError,
+    OutputTruncatedError,
+    StateConflictError,
+)
+from phronomy_ray.canonical_json import dumps
+from phronomy_ray.journal import (
+    ApprovalStatus,
+    Channel,
+    ExecutionRow,
+    ExecutionStatus,
+    Lifecycle,
+    Phase,
+    RecordKind,
+)
+from phronomy_ray.kernel import tools_step
+from phronomy_ray.kernel.batch import prepare_batch
+from phronomy_ray.kernel.draft import Draft, new_draft
+from phronomy_ray.kernel.ending import cancelled, completed, failed, rejected
+from phronomy_ray.kernel.state import (
+    AgentState,
+    Cancel,
+    Decide,
+    Env,
+    Execution,
+    Input,
+    ModelAnswered,
+    ModelFailed,
+    ModelStopped,
+    PreparationDone,
+    PreparationFailed,
+    Prepare,
+    Prepared,
+    Progress,
+    Recover,
+    Resolve,
+    Start,
+    Step,
+    StopWork,
+    ToolOutcomes,
+    pending_approvals,
+    without_change,
+)
+from phronomy_ray.kernel.transitions import ToolPhase
+from phronomy_ray.messages import Message, Usage
+from phronomy_ray.models.port import FinishReason
+
+
+def step(state: AgentState, event: Input, env: Env) -> Step:
+    """Decide what `event` does to `state`.
+
+    Raises:
+        AgentBusyError: `Start` while an execution is non-terminal.
+        NotFoundError, StateConflictError, InvalidInputError: a human's `Decide`, `Resolve` or `Cancel` does not fit.
+        IllegalTransitionError: a fault of this package: the tables forbid what was about to happen.
+    """
+    match event:
+        case Start():
+            return _start(state, event, env)
+        case PreparationDone():
+            return _preparation_done(state, event, env)
+        case PreparationFailed():
+            return _preparation_failed(state, event, env)
+        case ModelAnswered():
+            return _model_answered(state, event, env)
+        case ModelFailed():
+            return _model_failed(state, event, env)
+        case ModelStopped():
+            return _model_stopped(state, event, env)
+        case ToolOutcomes():
+            return _tool_outcomes(state, event, env)
+        case Decide():
+            return _decide(state, event, env)
+        case Resolve():
+            return _resolve(state, event, env)
+        case Cancel():
+            return _cancel(state, event, env)
+        case Recover():
+            return _recover(state, env)
+    assert_never(event)
+
+
+# --- admission and preparation ---------------------------------------------------------------------------------
+
+
+def _start(state: AgentState, event: Start, env: Env) -> Step:
+    root = state.root
+    if state.execution is not None:
+        held = state.execution.row
+        raise AgentBusyError(
+            f"agent {root.agent_id!r} has the {held.status.value} execution {held.execution_id}",
+            details={"agent_id": root.agent_id, "execution_id": held.execution_id},
+        )
+    if root.lifecycle is Lifecycle.PARKED:
+        raise AgentParkedError(f"agent {root.agent_id!r} is parked: {root.metadata.get('parked_reason', 'no reason kept')}")
+    if root.lifecycle is Lifecycle.CLOSED:
+        raise ConfigurationError(f"agent {root.agent_id!r} is closed")
+    row = ExecutionRow(
+        execution_id=event.execution_id,
+        agent_id=root.agent_id,
+        status=ExecutionStatus.PREPARING,
+        phase=Phase.PREPARING,
+        revision=0,
+        input_hash=event.input_hash,
+        input=event.input,
+        durable_context=event.durable_context,
+        base_position=root.journal_position,
+        state={},
+        created_at=env.now,
+        updated_at=env.now,
+    )
+    draft = new_draft(state, env, row, Progress(stream=event.stream))
+    draft.record(RecordKind.INPUT_RECEIVED, Channel.EXTERNAL, event.input, role="user")
+    draft.event("started", {"agent_id": root.agent_id})
+    if event.prepared is not None:
+        return _begin(draft, event.prepared, "admit")
+    draft.effects.append(Prepare(event.execution_id, event.input))
+    return draft.finish("admit")
+
+
+def _preparation_done(state: AgentState, event: PreparationDone, env: Env) -> Step:
+    execution = state.execution
+    if execution is None or execution.row.execution_id != event.execution_id or execution.row.phase is not Phase.PREPARING:
+        return without_change(state)
+    draft = Draft(state, env, execution)
+    if execution.row.cancel_requested_at is not None:
+        return cancelled(draft, "cancel")
+    return _begin(draft, event.prepared, "prepared")
+
+
+def _preparation_failed(state: AgentState, event: PreparationFailed, env: Env) -> Step:
+    execution = state.execution
+    if execution is None or execution.row.execution_id != event.execution_id or execution.row.phase is not Phase.PREPARING:
+        return without_change(state)
+    return failed(Draft(state, env, execution), event.error, "failed")
+
+
+def _begin(draft: Draft, prepared: Prepared, name: str) -> Step:
+    digest = draft.content(prepared.instructions) if prepared.instructions else ""
+    draft.execution = replace(draft.execution, instructions=prepared.instructions)
+    draft.progress(instructions_hash=digest)
+    draft.message(RecordKind.EXTERNAL_MESSAGE, Channel.EXTERNAL, Message.user(prepared.message))
+    return next_model_call(draft, name)
+
+
+def next_model_call(draft: Draft, name: str) -> Step:
+    """Go on with the next model call, or end by a limit."""
+    try:
+        draft.request_model()
+    except ContextBudgetExceededError as error:
+        return failed(draft, ErrorRecord.from_exception(error), "failed")
+    return draft.finish(name)
+
+
+# --- model calls -----------------------------------------------------------------------------------------------
+
+
+def _waits_for(state: AgentState, model_call_id: str) -> Execution | None:
+    execution = state.execution
+    if execution is None or execution.model_call is None:
+        return None
+    return execution if execution.model_call.model_call_id == model_call_id else None
+
+
+def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
+    execution = _waits_for(state, event.model_call_id)
+    if execution is None:
+        return without_change(state)
+    answer = event.answer
+    draft = Draft(state, env, execution)
+    usage = answer.usage or Usage(unknown_calls=1)
+    draft.progress(usage=execution.progress.usage + usage)
+    ended = draft.end_model_call(
+        "completed", usage=usage.to_wire(), attempts=[attempt.to_wire() for attempt in answer.attempts]
+    )
+    call_id = ended.model_call_id
+    draft.record(
+        RecordKind.MODEL_CALL_RECORDED,
+        Channel.AUDIT,
+        {"sequence": ended.sequence, "status": "completed", "usage": usage.to_wire(), "finish": answer.finish_reason.value},
+        model_call=call_id,
+    )
+    message = answer.message
+    text = message.content or ""
+    stopping = execution.row.cancel_requested_at is not None
+    if not text.strip() and not message.tool_calls:
+        if stopping:
+            return cancelled(draft, "cancel")
+        return _empty_answer(draft, answer.finish_reason)
+    draft.progress(empty_answers=0)
+    draft.message(RecordKind.ASSISTANT_MESSAGE, Channel.MODEL, message, model_call=call_id)
+    if not message.tool_calls:
+        if stopping:
+            return cancelled(draft, "cancel")
+        return _final_answer(draft, text, answer.finish_reason)
+    batch = prepare_batch(
+        message.tool_calls,
+        env.definition.tools,
+        agent_id=state.root.agent_id,
+        execution_id=execution.row.execution_id,
+        model_call_id=call_id,
+        now=env.now,
+    )
+    draft.set_batch(batch)
+    tools_step.announce(draft)
+    if stopping:
+        return cancelled(draft, "cancel")
+    if answer.finish_reason is FinishReason.LENGTH:
+        return failed(draft, _truncated(text), "failed", output=text or None)
+    if any(call.phase is ToolPhase.AWAITING_APPROVAL for call in batch):
+        tools_step.ask(draft)
+        return draft.finish("suspend")
+    tools_step.dispatch(draft)
+    return after_batch(draft, "batch")
+
+
+def _final_answer(draft: Draft, text: str, finish: FinishReason) -> Step:
+    if finish is FinishReason.LENGTH:
+        return failed(draft, _truncated(text), "failed", output=text)
+    if finish is FinishReason.CONTENT_FILTER:
+        error = ModelError("the provider's content filter cut the answer", code="content_filter")
+        return failed(draft, ErrorRecord.from_exception(error), "failed", output=text)
+    return completed(draft, text, "terminal")
+
+
+def _empty_answer(draft: Draft, finish: FinishReason) -> Step:
+    definition = draft.env.definition
+    after_tools = any(message["role"] == "tool" for _, message in draft.execution_messages())
+    if definition.allow_empty_answer and after_tools:
+        return completed(draft, "", "terminal")
+    count = draft.execution.progress.empty_answers + 1
+    draft.progress(empty_answers=count)
+    if count <= definition.empty_answer_retries and not _at_limit(draft):
+        return next_model_call(draft, "repeat")
+    error = EmptyResponseError(
+        f"the model answered {count} times with neither text nor tool calls (finish reason {finish.value!r})",
+        details={"answers": count, "finish_reason": finish.value},
+    )
+    return failed(draft, ErrorRecord.from_exception(error), "failed")
+
+
+def _truncated(text: str) -> ErrorRecord:
+    error = OutputTruncatedError(
+        f"the answer was cut by the output token limit after {len(text)} characters; raise max_output_tokens",
+        details={"characters": len(text)},
+    )
+    return ErrorRecord.from_exception(error)
+
+
+def _model_failed(state: AgentState, event: ModelFailed, env: Env) -> Step:
+    execution = _waits_for(state, event.model_call_id)
+    if execution is None:
+        return without_change(state)
+    draft = Draft(state, env, execution)
+    ended = draft.end_model_call("failed", attempts=event.attempts, error=event.error.to_wire())
+    draft.record(
+        RecordKind.MODEL_CALL_RECORDED,
+        Channel.AUDIT,
+        {"sequence": ended.sequence, "status": "failed", "error": event.error.code},
+        model_call=ended.model_call_id,
+    )
+    if execution.row.cancel_requested_at is not None:
+        return cancelled(draft, "cancel")
+    return failed(draft, event.error, "failed")
+
+
+def _model_stopped(state: AgentState, event: ModelStopped, env: Env) -> Step:
+    execution = _waits_for(state, event.model_call_id)
+    if execution is None:
+        return without_change(state)
+    return cancelled(Draft(state, env, execution), "cancel")
+
+
+# --- tools -----------------------------------------------------------------------------------------------------
+
+
+def _tool_outcomes(state: AgentState, event: ToolOutcomes, env: Env) -> Step:
+    execution = state.execution
+    if execution is None or not execution.batch:
+        return without_change(state)
+    draft = Draft(state, env, execution)
+    if not tools_step.apply_outcomes(draft, event.outcomes):
+        return without_change(state)
+    return after_batch(draft, "results")
+
+
+def after_batch(draft: Draft, name: str) -> Step:
+    """Go on as the present batch allows: wait, ask a human, end, or call the model with the results."""
+    batch = draft.execution.batch
+    if any(call.is_live for call in batch):
+        return draft.finish(name)
+    if draft.execution.row.cancel_requested_at is not None:
+        return cancelled(draft, "cancel")
+    if any(call.phase is ToolPhase.UNRESOLVED for call in batch):
+        tools_step.ask_for_resolution(draft)
+        return draft.finish("unresolved")
+    fatal = tools_step.journal_batch(draft)
+    if fatal is not None:
+        return failed(draft, fatal, "failed")
+    if _at_limit(draft):
+        return failed(draft, tools_step.iteration_limit(draft), "failed")
+    return next_model_call(draft, name)
+
+
+def _at_limit(draft: Draft) -> bool:
+    return draft.execution.progress.model_calls >= draft.env.definition.max_iterations
+
+
+# --- humans ----------------------------------------------------------------------------------------------------
+
+
+def _held(state: AgentState, execution_id: str) -> Execution:
+    if state.execution is None or state.execution.row.execution_id != execution_id:
+        raise StateConflictError(
+            f"execution {execution_id} is not the running execution of agent {state.root.agent_id!r}",
+            details={"execution_id": execution_id, "agent_id": state.root.agent_id},
+        )
+    return state.execution
+
+
+def _decide(state: AgentState, event: Decide, env: Env) -> Step:
+    execution = _held(state, event.execution_id)
+    wanted = ApprovalStatus.APPROVED if event.approved else ApprovalStatus.REJECTED
+    request = next(
+        (item for item in execution.approvals if item.approval_request_id == event.approval_request_id), None
+    )
+    if request is None:
+        raise NotFoundError(
+            f"execution {event.execution_id} has no open approval request {event.approval_request_id!r}",
+            details={"open": [item.approval_request_id for item in pending_approvals(execution)]},
+        )
+    if request.status is wanted:
+        return without_change(state)
+    if request.status is not ApprovalStatus.PENDING:
+        raise StateConflictError(
+            f"approval request {request.approval_request_id} was already {request.status.value}",
+            details={"status": request.status.value},
+        )
+    draft = Draft(state, env, execution)
+    tools_step.decide(draft, request, wanted, event)
+    if not event.approved:
+        return rejected(draft, event.reason, "rejected")
+    if pending_approvals(draft.execution):
+        return draft.finish("decision")
+    draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
+    tools_step.dispatch(draft)
+    return after_batch(draft, "decision")
+
+
+def _resolve(state: AgentState, event: Resolve, env: Env) -> Step:
+    execution = _held(state, event.execution_id)
+    if event.expected_revision is not None and event.expected_revision != execution.row.revision:
+        raise StateConflictError(
+            f"execution {event.execution_id} is at revision {execution.row.revision}, not {event.expected_revision}",
+            details={"revision": execution.row.revision},
+        )
+    draft = Draft(state, env, execution)
+    tools_step.resolve(draft, event)
+    if any(call.phase is ToolPhase.UNRESOLVED for call in draft.execution.batch):
+        return draft.finish("resolution")
+    if draft.execution.row.status is ExecutionStatus.SUSPENDED:
+        draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
+    return after_batch(draft, "resolution")
+
+
+def _cancel(state: AgentState, event: Cancel, env: Env) -> Step:
+    execution = _held(state, event.execution_id)
+    row = execution.row
+    draft = Draft(state, env, execution)
+    if row.cancel_requested_at is not None and row.status is not ExecutionStatus.SUSPENDED:
+        return without_change(state, StopWork(row.execution_id))
+    draft.execution = replace(
+        draft.execution, row=replace(row, cancel_requested_at=env.now, terminal_reason=event.reason)
+    )
+    works = execution.model_call is not None or any(call.is_live for call in execution.batch)
+    if not works:
+        return cancelled(draft, "cancel")
+    draft.move(row.status, row.phase)
+    draft.effects.append(StopWork(row.execution_id))
+    return draft.finish("cancel_intent")
+
+
+# --- recovery --------------------------------------------------------------------------------------------------
+
+
+def _recover(state: AgentState, env: Env) -> Step:
+    execution = state.execution
+    if execution is None or execution.row.status is ExecutionStatus.SUSPENDED:
+        return without_change(state)
+    row = execution.row
+    draft = Draft(state, env, execution)
+    draft.event("recovered", {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})
+    if row.cancel_requested_at is not None:
+        tools_step.lose_running(draft)
+        return cancelled(draft, "cancel")
+    match row.phase:
+        case Phase.PREPARING:
+            draft.move(row.status, row.phase)
+            draft.effects.append(Prepare(row.execution_id, row.input))
+            return draft.finish("recover")
+        case Phase.CALLING_MODEL:
+            draft.move(row.status, row.phase)
+            draft.effects.append(draft.repeat_model_call())
+            return draft.finish("recover")
+        case _:
+            draft.move(row.status, row.phase)
+            tools_step.redispatch_lost(draft)
+            return after_batch(draft, "recover")
+
+
+def message_of_input(value: object) -> str:
+    """The user message of an input: text, or the ``message``, ``query`` or ``user`` entry of a mapping, else its JSON.
+
+    Raises:
+        InvalidInputError: neither text nor a mapping, or no text in it.
+    """
+    if isinstance(value, str):
+        if not value.strip():
+            raise InvalidInputError("input is empty text")
+        return value
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"input must be text or a mapping, not {type(value).__name__}")
+    for key in ("message", "query", "user"):
+        if isinstance(value.get(key), str) and value[key].strip():
+            return str(value[key])
+    if not value:
+        raise InvalidInputError("input is an empty mapping")
+    return dumps(value)
+

@@ -1,0 +1,327 @@
+"""The kernel's state, its inputs and its effects: values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from phronomy_ray.commits import Commit, Hydration
+from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.errors import ErrorRecord
+from phronomy_ray.journal import AgentRoot, ApprovalRow, EventRow, ExecutionRow, ModelCallRow
+from phronomy_ray.kernel.context import Conversation
+from phronomy_ray.kernel.tool_call import ToolCall
+from phronomy_ray.messages import Usage
+from phronomy_ray.models.port import ModelAnswer, ModelRequest
+from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
+
+STATE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The small state of an execution that is not a column: kept as versioned JSON in its row."""
+
+    #: Model calls begun.
+    model_calls: int = 0
+    #: Empty answers in a row.
+    empty_answers: int = 0
+    usage: Usage = field(default_factory=Usage)
+    #: Whether tokens are streamed to observers.
+    stream: bool = False
+    #: Hash of the instructions text that this execution uses.
+    instructions_hash: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON form with its format number."""
+        return {
+            "v": STATE_FORMAT,
+            "model_calls": self.model_calls,
+            "empty_answers": self.empty_answers,
+            "usage": self.usage.to_wire(),
+            "stream": self.stream,
+            "instructions": self.instructions_hash,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Progress:
+        """Inverse of `to_wire`."""
+        return cls(
+            model_calls=int(wire.get("model_calls", 0)),
+            empty_answers=int(wire.get("empty_answers", 0)),
+            usage=Usage.from_wire(wire.get("usage")),
+            stream=bool(wire.get("stream", False)),
+            instructions_hash=str(wire.get("instructions", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The non-terminal execution of an agent."""
+
+    row: ExecutionRow
+    progress: Progress
+    #: Text of the instructions, once prepared.
+    instructions: str = ""
+    #: The model call that is waited for.
+    model_call: ModelCallRow | None = None
+    #: Calls of the present batch in request order; empty between batches.
+    batch: tuple[ToolCall, ...] = ()
+    #: Approval requests of the present batch.
+    approvals: tuple[ApprovalRow, ...] = ()
+    #: Seq of its last durable event.
+    event_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """Everything that an owner knows of its agent; equal to what it has committed."""
+
+    root: AgentRoot
+    conversation: Conversation
+    execution: Execution | None = None
+    #: Commits made under this epoch.
+    commits: int = 0
+    #: Hashes of texts that this owner knows to be stored.
+    stored: frozenset[str] = frozenset()
+
+    @classmethod
+    def hydrate(cls, hydration: Hydration, conversation: Conversation, instructions: str = "") -> AgentState:
+        """The state that a new owner starts from."""
+        row = hydration.execution
+        if row is None:
+            return cls(hydration.root, conversation)
+        pending = [call for call in hydration.model_calls if call.status == "pending"]
+        latest = max((call.sequence for call in hydration.model_calls), default=0)
+        last_call = next((call for call in hydration.model_calls if call.sequence == latest), None)
+        batch: tuple[ToolCall, ...] = ()
+        approvals: tuple[ApprovalRow, ...] = ()
+        if not pending and last_call is not None:
+            rows = sorted(
+                (item for item in hydration.tool_calls if item.model_call_id == last_call.model_call_id),
+                key=lambda item: item.position,
+            )
+            batch = tuple(ToolCall.restore(item) for item in rows)
+            ids = {item.tool_call_id for item in rows}
+            approvals = tuple(item for item in hydration.approvals if item.tool_call_id in ids)
+        return cls(
+            hydration.root,
+            conversation,
+            Execution(
+                row=row,
+                progress=Progress.from_wire(row.state),
+                instructions=instructions,
+                model_call=pending[0] if pending else None,
+                batch=batch,
+                approvals=approvals,
+                event_seq=hydration.last_event_seq,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """What a step may read besides state and input."""
+
+    definition: AgentDefinition
+    now: datetime
+    #: Tokens that a model's input may have; ``None`` for no limit.
+    input_budget: int | None = None
+    #: Who the owner is, for people (node, pid); goes into the ``recovered`` event.
+    owner: dict[str, Any] = field(default_factory=dict)
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Instructions and the message that the model will see, after all user code has run on the input."""
+
+    instructions: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Admit an execution."""
+
+    execution_id: str
+    input: Any
+    input_hash: str
+    durable_context: dict[str, Any] | None = None
+    stream: bool = False
+    #: Given when no user code has to run first: admission and first call then share a commit.
+    prepared: Prepared | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationDone:
+    """User code has prepared the input."""
+
+    execution_id: str
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationFailed:
+    """User code failed on the input."""
+
+    execution_id: str
+    error: ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswered:
+    """The pending model call was answered."""
+
+    model_call_id: str
+    answer: ModelAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed:
+    """The pending model call failed for good."""
+
+    model_call_id: str
+    error: ErrorRecord
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStopped:
+    """The pending model call was stopped because the execution is cancelled."""
+
+    model_call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcomes:
+    """Outcomes of dispatched calls, in any order."""
+
+    outcomes: tuple[ToolOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """A human answers one approval request."""
+
+    execution_id: str
+    approval_request_id: str
+    approved: bool
+    decided_by: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """A human says what became of a call whose outcome is unknown."""
+
+    execution_id: str
+    tool_call_id: str
+    #: ``succeeded`` (with `result`), ``failed`` (with `error`) or ``not_performed``.
+    outcome: str
+    result: Any = None
+    result_text: str = ""
+    error: str = ""
+    expected_revision: int | None = None
+    decided_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel the execution."""
+
+    execution_id: str
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """A new owner has taken the agent."""
+
+
+Input: TypeAlias = (
+    Start
+    | PreparationDone
+    | PreparationFailed
+    | ModelAnswered
+    | ModelFailed
+    | ModelStopped
+    | ToolOutcomes
+    | Decide
+    | Resolve
+    | Cancel
+    | Recover
+)
+
+
+# --- effects ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Run the user's code on the input, then send `PreparationDone` or `PreparationFailed`."""
+
+    execution_id: str
+    input: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Call the model, then send `ModelAnswered`, `ModelFailed` or `ModelStopped`."""
+
+    request: ModelRequest
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchTools:
+    """Run these bodies side by side, and send each outcome once."""
+
+    invocations: tuple[ToolInvocation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopWork:
+    """Stop the model call and the running bodies of the execution."""
+
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Hand durable events to observers."""
+
+    events: tuple[EventRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The execution is terminal."""
+
+    row: ExecutionRow
+
+
+Effect: TypeAlias = Prepare | CallModel | DispatchTools | StopWork | Publish | Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step decided: the state after `commit`, and what to do once it is durable."""
+
+    state: AgentState
+    #: ``None`` when nothing changes.
+    commit: Commit | None = None
+    effects: tuple[Effect, ...] = ()
+
+
+def without_change(state: AgentState, *effects: Effect) -> Step:
+    """A step that commits nothing."""
+    return Step(state, None, effects)
+
+
+def pending_approvals(execution: Execution) -> tuple[ApprovalRow, ...]:
+    """Requests that wait for an answer."""
+    return tuple(item for item in execution.approvals if item.status.value == "pending")

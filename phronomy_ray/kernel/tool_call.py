@@ -1,0 +1,116 @@
+"""One tool call as a state machine around its ledger row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from phronomy_ray.errors import ErrorRecord
+from phronomy_ray.journal import ToolCallRow, ToolCallStatus
+from phronomy_ray.kernel.transitions import (
+    LIVE_PHASES,
+    RESTORED_PHASE,
+    SETTLED_PHASES,
+    ToolPhase,
+    check_tool_move,
+)
+from phronomy_ray.tool_calls import ToolOutcome
+
+#: Dispatches of a replayable call before its worker's death counts as its failure.
+MAX_DISPATCHES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call and where it is. Every change goes through `move`."""
+
+    phase: ToolPhase
+    row: ToolCallRow
+
+    @classmethod
+    def restore(cls, row: ToolCallRow) -> ToolCall:
+        """The call that a stored row describes."""
+        phase = RESTORED_PHASE[row.status]
+        if phase is ToolPhase.COMPLETED and (row.error or {}).get("fatal"):
+            phase = ToolPhase.FAILED
+        return cls(phase, row)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has its one outcome."""
+        return self.phase in SETTLED_PHASES
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its body may be running."""
+        return self.phase in LIVE_PHASES
+
+    def move(self, target: ToolPhase, **changes: Any) -> ToolCall:
+        """The call in `target` with `changes` to its row. Raises `IllegalTransitionError`."""
+        phase = check_tool_move(self.row.tool_call_id, self.phase, target)
+        return ToolCall(phase, replace(self.row, **changes) if changes else self.row)
+
+    def dispatch(self) -> ToolCall:
+        """Queue it for its next attempt."""
+        return self.move(
+            ToolPhase.QUEUED, status=ToolCallStatus.DISPATCHED, attempt=self.row.attempt + 1, ended_at=None
+        )
+
+    def running(self) -> ToolCall:
+        """Its body has begun, as far as anybody knows."""
+        return self if self.phase is ToolPhase.RUNNING else self.move(ToolPhase.RUNNING)
+
+    def settle(self, outcome: ToolOutcome, *, fatal: bool, now: datetime) -> ToolCall:
+        """Record the outcome of the present attempt (settled or unknown)."""
+        call = self.running() if self.is_live else self
+        changes: dict[str, Any] = {
+            "status": outcome.status,
+            "model_text": outcome.model_text,
+            "result": outcome.result,
+            "error": _error_wire(outcome.error, fatal=fatal),
+            "attempts": [*call.row.attempts, attempt_record(outcome)],
+            "started_at": _time(outcome.started_at),
+            "ended_at": _time(outcome.ended_at) or now,
+        }
+        if outcome.status is ToolCallStatus.UNKNOWN:
+            return call.move(ToolPhase.UNRESOLVED, **changes)
+        if outcome.status in (ToolCallStatus.CANCELLED, ToolCallStatus.NOT_PERFORMED):
+            return call.move(ToolPhase.CANCELLED, **changes)
+        return call.move(ToolPhase.FAILED if fatal else ToolPhase.COMPLETED, **changes)
+
+    def lost(self) -> ToolCall:
+        """Its owner or worker died before an outcome arrived: note the lost attempt, keep the phase."""
+        entry = {"number": self.row.attempt, "status": "lost"}
+        return ToolCall(self.phase, replace(self.row, attempts=[*self.row.attempts, entry]))
+
+    def close(self, status: ToolCallStatus, text: str, now: datetime) -> ToolCall:
+        """End it without its body having run, or without knowing (`UNKNOWN` at a cancellation)."""
+        target = ToolPhase.REJECTED if status is ToolCallStatus.REJECTED else ToolPhase.CANCELLED
+        call = self.running() if self.phase is ToolPhase.QUEUED else self
+        return call.move(target, status=status, model_text=text, ended_at=now)
+
+
+def attempt_record(outcome: ToolOutcome) -> dict[str, Any]:
+    """What the ledger keeps of one dispatch."""
+    return {
+        "number": outcome.attempt,
+        "status": outcome.status.value,
+        "node": outcome.node,
+        "pid": outcome.pid,
+        "started_at": outcome.started_at,
+        "ended_at": outcome.ended_at,
+    }
+
+
+def _error_wire(error: ErrorRecord | None, *, fatal: bool) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    wire = error.to_wire()
+    if fatal:
+        wire["fatal"] = True
+    return wire
+
+
+def _time(text: str) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

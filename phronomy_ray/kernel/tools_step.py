@@ -1,0 +1,405 @@
+"""What one step does to the calls of a batch: announce, ask, dispatch, settle, resolve, close, journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from phronomy_ray.definition.tool import OnError, ToolSpec
+from phronomy_ray.errors import ErrorRecord, InvalidInputError, MaxIterationsError, NotFoundError, ToolError
+from phronomy_ray.ids import approval_request_id
+from phronomy_ray.journal import (
+    ApprovalRow,
+    ApprovalStatus,
+    Channel,
+    ExecutionStatus,
+    Phase,
+    RecordKind,
+    ToolCallRow,
+    ToolCallStatus,
+)
+from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.state import Decide, DispatchTools, Resolve
+from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, ToolCall
+from phronomy_ray.kernel.transitions import ToolPhase
+from phronomy_ray.messages import Message
+from phronomy_ray.redaction import redact_fields, redact_text
+from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
+
+PREVIEW_CHARS = 300
+HIDDEN = "[REDACTED]"
+RESOLUTIONS = ("succeeded", "failed", "not_performed")
+
+_CLOSING_TEXT = {
+    ToolCallStatus.NOT_PERFORMED: "Not performed: the turn ended before this call was started.",
+    ToolCallStatus.CANCELLED: "Cancelled: this call was stopped.",
+    ToolCallStatus.REJECTED: "Rejected: a human refused this call; it was not performed.",
+    ToolCallStatus.UNKNOWN: "Unknown: this call was started and its outcome is not known.",
+}
+
+
+# --- before anything runs --------------------------------------------------------------------------------------
+
+
+def announce(draft: Draft) -> None:
+    """Durable ``tool_call`` events of a new batch, and the results of calls that were refused at once."""
+    for call in draft.execution.batch:
+        row = call.row
+        draft.event(
+            "tool_call",
+            {
+                "tool_call_id": row.tool_call_id,
+                "tool_name": row.tool_name,
+                "arguments": shown_arguments(draft, row),
+                "position": row.position,
+                "model_call_id": row.model_call_id,
+            },
+        )
+        if call.is_settled:
+            _result_event(draft, row)
+
+
+def ask(draft: Draft) -> None:
+    """Suspend with one approval request per gated call; nothing of the batch has run."""
+    requests = []
+    for call in draft.execution.batch:
+        if call.phase is not ToolPhase.AWAITING_APPROVAL:
+            continue
+        row = call.row
+        request = ApprovalRow(
+            approval_request_id=approval_request_id(row.tool_call_id),
+            execution_id=row.execution_id,
+            agent_id=row.agent_id,
+            tool_call_id=row.tool_call_id,
+            tool_name=row.tool_name,
+            arguments=shown_arguments(draft, row),
+            status=ApprovalStatus.PENDING,
+            created_at=draft.env.now,
+        )
+        requests.append(request)
+        facts = {
+            "approval_request_id": request.approval_request_id,
+            "tool_call_id": row.tool_call_id,
+            "tool_name": row.tool_name,
+            "arguments": request.arguments,
+        }
+        draft.record(
+            RecordKind.APPROVAL_REQUIRED, Channel.APPROVAL, facts, causation=row.tool_call_id, model_call=row.model_call_id
+        )
+        draft.event("approval_required", facts)
+    draft.set_approvals(requests)
+    draft.move(ExecutionStatus.ACTIVE, Phase.APPROVAL)
+    draft.move(ExecutionStatus.SUSPENDED, Phase.APPROVAL)
+
+
+def decide(draft: Draft, request: ApprovalRow, status: ApprovalStatus, event: Decide) -> None:
+    """Record a human's answer to one request and move its call."""
+    draft.set_approvals(
+        replace(item, status=status, decided_at=draft.env.now, decided_by=event.decided_by, reason=event.reason)
+        if item is request
+        else item
+        for item in draft.execution.approvals
+    )
+    facts = {
+        "approval_request_id": request.approval_request_id,
+        "tool_call_id": request.tool_call_id,
+        "approved": event.approved,
+        "decided_by": event.decided_by,
+        "reason": event.reason,
+    }
+    draft.record(RecordKind.APPROVAL_DECIDED, Channel.APPROVAL, facts, causation=request.tool_call_id)
+    draft.event("approval_decided", facts)
+
+    def moved(call: ToolCall) -> ToolCall:
+        if call.row.tool_call_id != request.tool_call_id:
+            return call
+        if event.approved:
+            return call.move(ToolPhase.AUTHORIZED, status=ToolCallStatus.INTENT)
+        return call.close(ToolCallStatus.REJECTED, _CLOSING_TEXT[ToolCallStatus.REJECTED], draft.env.now)
+
+    draft.set_batch(moved(call) for call in draft.execution.batch)
+
+
+# --- dispatch and outcomes -------------------------------------------------------------------------------------
+
+
+def dispatch(draft: Draft) -> None:
+    """Queue every authorised call for its next attempt."""
+    _dispatch(draft, {call.row.tool_call_id for call in draft.execution.batch if call.phase is ToolPhase.AUTHORIZED})
+
+
+def _dispatch(draft: Draft, ids: set[str]) -> None:
+    if draft.execution.row.phase is not Phase.DISPATCHING_TOOLS:
+        draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
+    if not ids:
+        return
+    draft.set_batch(call.dispatch() if call.row.tool_call_id in ids else call for call in draft.execution.batch)
+    context = draft.execution.row.durable_context
+    draft.effects.append(
+        DispatchTools(
+            tuple(
+                ToolInvocation(
+                    tool_call_id=call.row.tool_call_id,
+                    tool_name=call.row.tool_name,
+                    arguments=call.row.arguments,
+                    agent_id=call.row.agent_id,
+                    execution_id=call.row.execution_id,
+                    attempt=call.row.attempt,
+                    durable_context=context,
+                )
+                for call in draft.execution.batch
+                if call.row.tool_call_id in ids
+            )
+        )
+    )
+
+
+def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
+    """Settle calls by the outcomes of their present attempts; whether any fitted. Others are consumed without effect."""
+    by_id = {outcome.tool_call_id: outcome for outcome in outcomes}
+    again: set[str] = set()
+    settled: list[ToolCallRow] = []
+    stopping = draft.execution.row.cancel_requested_at is not None
+    batch = []
+    for call in draft.execution.batch:
+        outcome = by_id.get(call.row.tool_call_id)
+        if outcome is None or not call.is_live or outcome.attempt != call.row.attempt:
+            batch.append(call)
+            continue
+        if outcome.status is ToolCallStatus.UNKNOWN and call.row.replay != "never" and not stopping:
+            if call.row.attempt < MAX_DISPATCHES:
+                batch.append(call.running().lost())
+                again.add(call.row.tool_call_id)
+                continue
+            outcome = _worker_died(outcome, call.row.attempt)
+        fatal = not stopping and _is_fatal(draft, call.row, outcome)
+        moved = call.settle(outcome, fatal=fatal, now=draft.env.now)
+        if moved.phase is ToolPhase.UNRESOLVED and stopping:
+            moved = moved.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
+        batch.append(moved)
+        settled.append(moved.row)
+    draft.set_batch(batch)
+    for row in settled:
+        _result_event(draft, row)
+    if again:
+        _dispatch(draft, again)
+    return bool(again or settled)
+
+
+def _worker_died(outcome: ToolOutcome, attempts: int) -> ToolOutcome:
+    text = f"the process that ran the tool died {attempts} times"
+    return replace(
+        outcome,
+        status=ToolCallStatus.FAILED,
+        model_text=f"Error (worker_died): {text}",
+        error=ErrorRecord("ToolError", "worker_died", text),
+    )
+
+
+def _is_fatal(draft: Draft, row: ToolCallRow, outcome: ToolOutcome) -> bool:
+    if outcome.status not in (ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT):
+        return False
+    spec = _spec(draft, row)
+    return spec is None or spec.on_error is OnError.RAISE
+
+
+# --- unknown outcomes ------------------------------------------------------------------------------------------
+
+
+def redispatch_lost(draft: Draft) -> None:
+    """After a crash: run again what may run again; ask about the rest."""
+    again: set[str] = set()
+    batch = []
+    for call in draft.execution.batch:
+        if call.is_live:
+            call = call.running().lost()
+            if call.row.replay == "never":
+                call = call.move(ToolPhase.UNRESOLVED, status=ToolCallStatus.UNKNOWN)
+            else:
+                again.add(call.row.tool_call_id)
+        elif call.phase is ToolPhase.AUTHORIZED:
+            again.add(call.row.tool_call_id)
+        batch.append(call)
+    draft.set_batch(batch)
+    if again:
+        _dispatch(draft, again)
+
+
+def lose_running(draft: Draft) -> None:
+    """After a crash of a cancelled execution: what was running has an unknown outcome."""
+    draft.set_batch(call.running().lost() if call.is_live else call for call in draft.execution.batch)
+
+
+def ask_for_resolution(draft: Draft) -> None:
+    """Suspend until a human says what became of each unresolved call."""
+    draft.move(ExecutionStatus.SUSPENDED, Phase.RECOVERY_TOOLS)
+    for call in draft.execution.batch:
+        if call.phase is ToolPhase.UNRESOLVED:
+            draft.event(
+                "resolution_required",
+                {
+                    "tool_call_id": call.row.tool_call_id,
+                    "tool_name": call.row.tool_name,
+                    "arguments": shown_arguments(draft, call.row),
+                    "allowed_outcomes": list(RESOLUTIONS),
+                    "execution_revision": draft.execution.row.revision + 1,
+                    "reason": "the process that ran this call was lost and its replay rule is 'never'",
+                },
+            )
+
+
+def resolve(draft: Draft, event: Resolve) -> None:
+    """Settle one unresolved call by a human's word.
+
+    Raises:
+        NotFoundError: the call is not waiting for one.
+        InvalidInputError: the outcome does not fit what was given with it.
+    """
+    call = next(
+        (item for item in draft.execution.batch if item.row.tool_call_id == event.tool_call_id), None
+    )
+    if call is None or call.phase is not ToolPhase.UNRESOLVED:
+        waiting = [item.row.tool_call_id for item in draft.execution.batch if item.phase is ToolPhase.UNRESOLVED]
+        raise NotFoundError(
+            f"tool call {event.tool_call_id!r} does not wait for a resolution", details={"waiting": waiting}
+        )
+    if event.outcome not in RESOLUTIONS:
+        raise InvalidInputError(f"outcome must be one of {', '.join(RESOLUTIONS)}, not {event.outcome!r}")
+    if event.outcome != "failed" and event.error:
+        raise InvalidInputError(f"outcome {event.outcome!r} takes no error")
+    if event.outcome != "succeeded" and event.result is not None:
+        raise InvalidInputError(f"outcome {event.outcome!r} takes no result")
+    draft.event(
+        "resolved", {"tool_call_id": event.tool_call_id, "outcome": event.outcome, "decided_by": event.decided_by}
+    )
+    if event.outcome == "not_performed":
+        _dispatch(draft, {event.tool_call_id})
+        return
+    if event.outcome == "succeeded":
+        outcome = ToolOutcome(
+            call.row.tool_call_id, call.row.attempt, ToolCallStatus.SUCCEEDED, event.result_text, event.result
+        )
+    else:
+        if not event.error:
+            raise InvalidInputError("outcome 'failed' needs an error text")
+        record = ErrorRecord("ToolError", "resolved_failed", event.error)
+        outcome = ToolOutcome(
+            call.row.tool_call_id,
+            call.row.attempt,
+            ToolCallStatus.FAILED,
+            f"Error (resolved_failed): {event.error}",
+            error=record,
+        )
+    settled = call.settle(outcome, fatal=_is_fatal(draft, call.row, outcome), now=draft.env.now)
+    draft.set_batch(settled if item is call else item for item in draft.execution.batch)
+    _result_event(draft, settled.row)
+    draft.move(draft.execution.row.status, draft.execution.row.phase)
+
+
+# --- closing ---------------------------------------------------------------------------------------------------
+
+
+def close_open_calls(draft: Draft) -> None:
+    """Give every call without outcome one, and journal the batch, so that no call stays unanswered."""
+    if not draft.execution.batch:
+        return
+    closed = []
+    for call in draft.execution.batch:
+        if call.is_settled:
+            closed.append(call)
+        elif call.is_live or call.phase is ToolPhase.UNRESOLVED:
+            closed.append(call.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now))
+        elif call.phase is ToolPhase.AWAITING_APPROVAL or call.phase is ToolPhase.AUTHORIZED:
+            text = _CLOSING_TEXT[ToolCallStatus.NOT_PERFORMED]
+            closed.append(call.close(ToolCallStatus.NOT_PERFORMED, text, draft.env.now))
+        else:
+            closed.append(call)
+    for before, call in zip(draft.execution.batch, closed, strict=True):
+        if before is not call:
+            _result_event(draft, call.row)
+    draft.set_batch(closed)
+    journal_batch(draft)
+
+
+def journal_batch(draft: Draft) -> ErrorRecord | None:
+    """Append the results in request order and forget the batch; the error that ends the execution, if one does."""
+    fatal: ErrorRecord | None = None
+    for call in draft.execution.batch:
+        row = call.row
+        draft.record(
+            RecordKind.TOOL_RESULT,
+            Channel.TOOL,
+            {"status": row.status.value, "result": row.result, "error": _public_error(row.error)},
+            model_call=row.model_call_id,
+            causation=row.tool_call_id,
+            metadata={"tool_name": row.tool_name},
+        )
+        text = row.model_text if row.model_text is not None else _CLOSING_TEXT.get(row.status, "")
+        draft.message(
+            RecordKind.TOOL_MESSAGE,
+            Channel.TOOL,
+            Message.tool(row.provider_call_id, text),
+            model_call=row.model_call_id,
+            causation=row.tool_call_id,
+        )
+        if call.phase is ToolPhase.FAILED and fatal is None and row.error is not None:
+            cause = ErrorRecord.from_wire(row.error)
+            fatal = ErrorRecord(
+                "ToolTimeoutError" if row.status is ToolCallStatus.TIMED_OUT else "ToolError",
+                "tool_timeout" if row.status is ToolCallStatus.TIMED_OUT else ToolError.default_code,
+                f"tool {row.tool_name!r} failed: {cause.message}",
+                (ErrorRecord(cause.type, cause.code, cause.message), *cause.causes),
+                details={"tool_name": row.tool_name, "tool_call_id": row.tool_call_id},
+            )
+    draft.close_batch()
+    return fatal
+
+
+def iteration_limit(draft: Draft) -> ErrorRecord:
+    """The end of an execution that has used all its model calls."""
+    limit = draft.env.definition.max_iterations
+    return ErrorRecord.from_exception(
+        MaxIterationsError(
+            f"the execution made {limit} model calls without a final answer; the results so far are kept "
+            "(raise max_iterations, or go on with another message)",
+            details={"max_iterations": limit},
+        )
+    )
+
+
+# --- display ---------------------------------------------------------------------------------------------------
+
+
+def shown_arguments(draft: Draft, row: ToolCallRow) -> Any:
+    """Arguments as events and displays may show them."""
+    spec = _spec(draft, row)
+    return redact_fields(row.arguments, spec.redact_params if spec else ())
+
+
+def _result_event(draft: Draft, row: ToolCallRow) -> None:
+    spec = _spec(draft, row)
+    text = row.model_text or _CLOSING_TEXT.get(row.status, "")
+    hidden = spec is not None and spec.redact_result
+    draft.event(
+        "tool_result",
+        {
+            "tool_call_id": row.tool_call_id,
+            "tool_name": row.tool_name,
+            "status": row.status.value,
+            "attempt": row.attempt,
+            "preview": HIDDEN if hidden else redact_text(text[:PREVIEW_CHARS]),
+            "characters": len(text),
+        },
+    )
+
+
+def _public_error(error: dict[str, Any] | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {key: value for key, value in error.items() if key not in ("traceback", "fatal")}
+
+
+def _spec(draft: Draft, row: ToolCallRow) -> ToolSpec | None:
+    bound = draft.env.definition.tools.get(row.tool_name)
+    return bound.spec if bound else None

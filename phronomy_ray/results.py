@@ -1,0 +1,187 @@
+"""Results: what a caller gets of an execution, at its end or while it waits for a human."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from phronomy_ray.errors import CancellationError, ErrorRecord, PhronomyError
+from phronomy_ray.journal import ApprovalRow, ExecutionRow, ExecutionStatus, ToolCallRow
+from phronomy_ray.messages import Message, Usage
+
+WIRE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """A gated call that waits for a human."""
+
+    approval_request_id: str
+    execution_id: str
+    tool_call_id: str
+    tool_name: str
+    #: Arguments for display: fields named in the tool's ``redact_params`` are hidden.
+    arguments: Any
+
+    @classmethod
+    def from_row(cls, row: ApprovalRow) -> ApprovalRequest:
+        """A stored request."""
+        return cls(row.approval_request_id, row.execution_id, row.tool_call_id, row.tool_name, row.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class UnresolvedCall:
+    """A call whose outcome is unknown and that waits for ``resolve``."""
+
+    tool_call_id: str
+    execution_id: str
+    tool_name: str
+    #: Revision to give to ``resolve`` as ``expected_revision``.
+    execution_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The state of an execution that has ended or is suspended.
+
+    After a crash a result is read back from the store and then has no `agent_revision`, `context_revision` and
+    `journal_position` (they are the agent's, and it may have moved on).
+    """
+
+    agent_id: str
+    execution_id: str
+    status: ExecutionStatus
+    #: Final text; the partial text of an answer that was cut; else ``None``.
+    output: str | None
+    usage: Usage
+    execution_revision: int
+    agent_revision: int | None = None
+    context_revision: int | None = None
+    journal_position: int | None = None
+    #: Messages of this execution that the model saw or wrote.
+    messages: tuple[Message, ...] = ()
+    approvals: tuple[ApprovalRequest, ...] = ()
+    unresolved: tuple[UnresolvedCall, ...] = ()
+    #: Why it failed or was cancelled.
+    error: ErrorRecord | None = None
+    terminal_reason: str | None = None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it waits for a human."""
+        return self.status is ExecutionStatus.SUSPENDED
+
+    @property
+    def rejected(self) -> bool:
+        """Whether a human's refusal ended it."""
+        return self.status is ExecutionStatus.REJECTED
+
+    @property
+    def approval(self) -> ApprovalRequest | None:
+        """The first request that waits for an answer."""
+        return self.approvals[0] if self.approvals else None
+
+    def raise_for_status(self) -> RunResult:
+        """This result, or the stored error of a failed, cancelled or blocked execution, with its class and code."""
+        if self.error is not None:
+            error = self.error.to_exception()
+            error.details.setdefault("execution_id", self.execution_id)
+            raise error
+        if self.status is ExecutionStatus.CANCELLED:
+            raise CancellationError(f"execution {self.execution_id} was cancelled")
+        if self.status in (ExecutionStatus.FAILED, ExecutionStatus.BLOCKED):
+            raise PhronomyError(f"execution {self.execution_id} {self.status.value}")
+        return self
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON form, what the actor's remote methods return."""
+        return {
+            "v": WIRE_FORMAT,
+            "agent_id": self.agent_id,
+            "execution_id": self.execution_id,
+            "status": self.status.value,
+            "output": self.output,
+            "usage": self.usage.to_wire(),
+            "execution_revision": self.execution_revision,
+            "agent_revision": self.agent_revision,
+            "context_revision": self.context_revision,
+            "journal_position": self.journal_position,
+            "messages": [message.to_wire() for message in self.messages],
+            "approvals": [
+                {
+                    "approval_request_id": item.approval_request_id,
+                    "execution_id": item.execution_id,
+                    "tool_call_id": item.tool_call_id,
+                    "tool_name": item.tool_name,
+                    "arguments": item.arguments,
+                }
+                for item in self.approvals
+            ],
+            "unresolved": [
+                {
+                    "tool_call_id": item.tool_call_id,
+                    "execution_id": item.execution_id,
+                    "tool_name": item.tool_name,
+                    "execution_revision": item.execution_revision,
+                }
+                for item in self.unresolved
+            ],
+            "error": self.error.to_wire() if self.error else None,
+            "terminal_reason": self.terminal_reason,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> RunResult:
+        """Inverse of `to_wire`."""
+        return cls(
+            agent_id=wire["agent_id"],
+            execution_id=wire["execution_id"],
+            status=ExecutionStatus(wire["status"]),
+            output=wire["output"],
+            usage=Usage.from_wire(wire["usage"]),
+            execution_revision=wire["execution_revision"],
+            agent_revision=wire["agent_revision"],
+            context_revision=wire["context_revision"],
+            journal_position=wire["journal_position"],
+            messages=tuple(Message.from_wire(item) for item in wire["messages"]),
+            approvals=tuple(ApprovalRequest(**item) for item in wire["approvals"]),
+            unresolved=tuple(UnresolvedCall(**item) for item in wire["unresolved"]),
+            error=ErrorRecord.from_wire(wire["error"]) if wire["error"] else None,
+            terminal_reason=wire["terminal_reason"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResultParts:
+    """What a `RunResult` is made of besides the execution's row."""
+
+    approvals: tuple[ApprovalRow, ...] = ()
+    tool_calls: tuple[ToolCallRow, ...] = ()
+    messages: tuple[Message, ...] = ()
+    revisions: dict[str, int] = field(default_factory=dict)
+
+
+def result_of(row: ExecutionRow, parts: ResultParts) -> RunResult:
+    """Build the result of an execution as stored."""
+    return RunResult(
+        agent_id=row.agent_id,
+        execution_id=row.execution_id,
+        status=row.status,
+        output=row.output,
+        usage=Usage.from_wire(row.state.get("usage")),
+        execution_revision=row.revision,
+        agent_revision=parts.revisions.get("agent_revision"),
+        context_revision=parts.revisions.get("context_revision"),
+        journal_position=parts.revisions.get("journal_position"),
+        messages=parts.messages,
+        approvals=tuple(
+            ApprovalRequest.from_row(item) for item in parts.approvals if item.status.value == "pending"
+        ),
+        unresolved=tuple(
+            UnresolvedCall(item.tool_call_id, item.execution_id, item.tool_name, row.revision)
+            for item in parts.tool_calls
+            if item.status.value == "unknown" and not row.status.is_terminal
+        ),
+        error=ErrorRecord.from_wire(row.error) if row.error else None,
+        terminal_reason=row.terminal_reason,
+    )

@@ -1,0 +1,227 @@
+"""The envelope around one tool body: bind, run with timeout and retries, encode, and always one outcome.
+
+Whatever a body does short of killing its process, the envelope returns a `ToolOutcome`: also for ``BaseException``,
+``sys.exit`` and exceptions that do not pickle or whose ``__str__`` raises. The outcome holds plain values only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity.asyncio import AsyncRetrying
+
+from phronomy_ray.definition.agent import BoundTool
+from phronomy_ray.definition.schema import ArgumentError
+from phronomy_ray.errors import CancellationError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
+from phronomy_ray.journal import ToolCallStatus
+from phronomy_ray.redaction import redact_text
+from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
+from phronomy_ray.tool_results import encode_result
+
+#: Longest error text that the model is told.
+MAX_ERROR_CHARS = 600
+_RETRY_WAIT = wait_exponential(multiplier=0.1, max=5)
+
+NODE = socket.gethostname()
+
+
+class _Stopped(CancellationError):
+    """The execution was cancelled between two attempts."""
+
+
+def timestamp() -> str:
+    """Now, ISO 8601 UTC, from the machine's clock."""
+    return datetime.now(UTC).isoformat()
+
+
+async def run_async(
+    bound: BoundTool, invocation: ToolInvocation, *, is_cancelled: Callable[[], bool], node: str = NODE
+) -> ToolOutcome:
+    """Run one call on the present event loop. Cancelling the task gives a ``cancelled`` outcome, not an exception."""
+    started = timestamp()
+    try:
+        arguments = _bind(bound, invocation, is_cancelled)
+        value: Any = None
+        async for attempt in AsyncRetrying(**_retry_options(bound, is_cancelled)):
+            with attempt:
+                value = await _call_async(bound, arguments)
+        return _succeeded(bound, invocation, value, node, started)
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            return _cancelled(invocation, node, started)
+        return _failed(bound, invocation, error, node, started)
+    except BaseException as error:  # one outcome whatever a body raises; SystemExit must not end the agent
+        return _failed(bound, invocation, error, node, started)
+
+
+def run_sync(
+    bound: BoundTool, invocation: ToolInvocation, *, is_cancelled: Callable[[], bool], node: str = NODE
+) -> ToolOutcome:
+    """Run one call in the present thread. The caller enforces the timeout: a thread cannot be stopped."""
+    started = timestamp()
+    try:
+        arguments = _bind(bound, invocation, is_cancelled)
+        value: Any = None
+        for attempt in Retrying(**_retry_options(bound, is_cancelled)):
+            with attempt:
+                value = bound.tool.body(arguments)
+                if inspect.isawaitable(value):
+                    value = asyncio.run(_await_within(value, bound.spec.timeout_s))
+        return _succeeded(bound, invocation, value, node, started)
+    except BaseException as error:  # as in run_async
+        return _failed(bound, invocation, error, node, started)
+
+
+def timed_out(bound: BoundTool, invocation: ToolInvocation, *, node: str, started: str) -> ToolOutcome:
+    """The outcome of a body that is still running after its time."""
+    error = ToolTimeoutError(f"the tool did not finish within {bound.spec.timeout_s:g} s")
+    return _failed(bound, invocation, error, node, started)
+
+
+def unknown(invocation: ToolInvocation, reason: str, *, node: str = "", started: str = "") -> ToolOutcome:
+    """The outcome of a body that nobody can ask any more."""
+    return ToolOutcome(
+        invocation.tool_call_id,
+        invocation.attempt,
+        ToolCallStatus.UNKNOWN,
+        f"Unknown: {reason}",
+        error=ErrorRecord("ToolError", "outcome_unknown", reason),
+        node=node,
+        started_at=started,
+        ended_at=timestamp(),
+    )
+
+
+def not_performed(invocation: ToolInvocation) -> ToolOutcome:
+    """The outcome of a call whose body was never started."""
+    return ToolOutcome(
+        invocation.tool_call_id,
+        invocation.attempt,
+        ToolCallStatus.NOT_PERFORMED,
+        "Not performed: the turn was cancelled before this call was started.",
+    )
+
+
+def _bind(bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
+    context = ToolContext(
+        agent_id=invocation.agent_id,
+        execution_id=invocation.execution_id,
+        tool_call_id=invocation.tool_call_id,
+        idempotency_key=invocation.tool_call_id,
+        attempt=invocation.attempt,
+        durable_context=invocation.durable_context,
+        timeout_s=bound.spec.timeout_s,
+        is_cancelled=is_cancelled,
+    )
+    try:
+        return bound.spec.parameters.bind(invocation.arguments, context)
+    except ArgumentError as error:
+        raise ToolError(
+            f"the stored arguments do not fit the tool's schema any more: {error}", code="definition_changed"
+        ) from None
+
+
+async def _call_async(bound: BoundTool, arguments: dict[str, Any]) -> Any:
+    value = bound.tool.body(arguments)
+    return await _await_within(value, bound.spec.timeout_s) if inspect.isawaitable(value) else value
+
+
+async def _await_within(value: Any, timeout_s: float) -> Any:
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            return await value
+    except TimeoutError as error:
+        if deadline.expired():
+            raise ToolTimeoutError(f"the tool did not finish within {timeout_s:g} s") from None
+        raise error
+
+
+def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
+    def before(state: RetryCallState) -> None:
+        if state.attempt_number > 1 and is_cancelled():
+            raise _Stopped("cancelled before another attempt")
+
+    # Exception only: cancellation, KeyboardInterrupt and SystemExit are never tried again; nor is a body that timed out,
+    # since the first attempt may still run
+    retriable = retry_if_exception(
+        lambda error: isinstance(error, Exception) and not isinstance(error, _Stopped | ToolTimeoutError)
+    )
+    return {
+        "stop": stop_after_attempt(bound.spec.retries + 1),
+        "retry": retriable,
+        "wait": _RETRY_WAIT,
+        "before": before,
+        "reraise": True,
+    }
+
+
+def _succeeded(bound: BoundTool, invocation: ToolInvocation, value: Any, node: str, started: str) -> ToolOutcome:
+    encoded = encode_result(value, shown_chars=bound.spec.max_result_chars)
+    return ToolOutcome(
+        invocation.tool_call_id,
+        invocation.attempt,
+        ToolCallStatus.SUCCEEDED,
+        encoded.text,
+        encoded.json,
+        None,
+        node,
+        os.getpid(),
+        started,
+        timestamp(),
+    )
+
+
+def _failed(
+    bound: BoundTool, invocation: ToolInvocation, error: BaseException, node: str, started: str
+) -> ToolOutcome:
+    if isinstance(error, _Stopped):
+        return _cancelled(invocation, node, started)
+    status = ToolCallStatus.TIMED_OUT if isinstance(error, ToolTimeoutError) else ToolCallStatus.FAILED
+    record = redacted(ErrorRecord.from_exception(error, with_traceback=not isinstance(error, PhronomyError)))
+    label = record.code if isinstance(error, PhronomyError) else record.type
+    text = f"Error ({label}): {record.message}"
+    return ToolOutcome(
+        invocation.tool_call_id,
+        invocation.attempt,
+        status,
+        text[:MAX_ERROR_CHARS],
+        None,
+        record,
+        node,
+        os.getpid(),
+        started,
+        timestamp(),
+    )
+
+
+def _cancelled(invocation: ToolInvocation, node: str, started: str) -> ToolOutcome:
+    return ToolOutcome(
+        invocation.tool_call_id,
+        invocation.attempt,
+        ToolCallStatus.CANCELLED,
+        "Cancelled: this call was stopped.",
+        node=node,
+        pid=os.getpid(),
+        started_at=started,
+        ended_at=timestamp(),
+    )
+
+
+def redacted(record: ErrorRecord) -> ErrorRecord:
+    """`record` with secrets taken out of its texts, by pattern."""
+    return ErrorRecord(
+        record.type,
+        record.code,
+        redact_text(record.message),
+        tuple(redacted(cause) for cause in record.causes),
+        redact_text(record.traceback),
+        record.details,
+    )
