@@ -1,0 +1,229 @@
+"""A store decorator that fails on command: before a commit, after it, always, or late.
+
+Faults are named by step: a commit's ``step`` (``admit``, ``batch``, ``results``, ...) or a method's name (``claim``,
+``settle``, ``load_execution``, ...). ``"*"`` means every step. A fault after a commit is the one that hurts in the field:
+the commit happened and its caller does not know.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeVar
+
+from phronomy_ray.commits import Commit, Hydration, NewAgent
+from phronomy_ray.errors import CommitOutcomeUnknownError, PhronomyError, StoreUnavailableError
+from phronomy_ray.journal import (
+    AgentRoot,
+    ApprovalRow,
+    EventRow,
+    ExecutionRow,
+    JournalRecord,
+    ModelCallRow,
+    ToolCallRow,
+)
+from phronomy_ray.store.port import Store
+
+T = TypeVar("T")
+_When = Literal["before", "after"]
+
+
+@dataclass(slots=True)
+class _Fault:
+    step: str
+    when: _When
+    #: The call that fails, from 1 and counted from the fault's making; ``None`` for every call.
+    nth: int | None
+    error: PhronomyError
+    seen: int = 0
+
+    def strikes(self, step: str) -> bool:
+        if self.step not in ("*", step):
+            return False
+        self.seen += 1
+        return self.nth is None or self.seen == self.nth
+
+
+class FaultyStore:
+    """`inner` with faults; without any it only counts. Thread-safe."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        #: Steps that were asked for, in order, whether or not they failed.
+        self.calls: list[str] = []
+        #: Commits that reached the inner store and returned.
+        self.executed: list[Commit] = []
+        self._faults: list[_Fault] = []
+        self._delays: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    # --- configuration -------------------------------------------------------------------------------------------
+
+    def fail_before(self, step: str, *, nth: int = 1, error: PhronomyError | None = None) -> None:
+        """The `nth` call of `step` from now on fails and does nothing."""
+        self._add(_Fault(step, "before", nth, error or _unavailable(step)))
+
+    def fail_after(self, step: str, *, nth: int = 1, error: PhronomyError | None = None) -> None:
+        """The `nth` call of `step` from now on happens, and its caller is told that nobody knows."""
+        self._add(_Fault(step, "after", nth, error or _unknown(step)))
+
+    def always_fail(self, step: str = "*", *, error: PhronomyError | None = None) -> None:
+        """Every call of `step` fails and does nothing, until `heal`."""
+        self._add(_Fault(step, "before", None, error or _unavailable(step)))
+
+    def delay(self, step: str, seconds: float) -> None:
+        """Every call of `step` takes this much longer."""
+        with self._lock:
+            self._delays[step] = seconds
+
+    def heal(self) -> None:
+        """Forget all faults and delays."""
+        with self._lock:
+            self._faults.clear()
+            self._delays.clear()
+
+    def _add(self, fault: _Fault) -> None:
+        with self._lock:
+            self._faults.append(fault)
+
+    def _run(self, step: str, call: Callable[[], T]) -> T:
+        with self._lock:
+            self.calls.append(step)
+            striking = [fault for fault in self._faults if fault.strikes(step)]
+            delay = self._delays.get(step, self._delays.get("*", 0.0))
+        if delay:
+            time.sleep(delay)
+        for fault in striking:
+            if fault.when == "before":
+                raise fault.error
+        result = call()
+        for fault in striking:
+            raise fault.error
+        return result
+
+    # --- the port ------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> str:
+        """As `Store.identity`."""
+        return self.inner.identity
+
+    def create_agent(self, new: NewAgent) -> AgentRoot:
+        """As `Store.create_agent`."""
+        return self._run("create_agent", lambda: self.inner.create_agent(new))
+
+    def load_root(self, agent_id: str) -> AgentRoot:
+        """As `Store.load_root`."""
+        return self._run("load_root", lambda: self.inner.load_root(agent_id))
+
+    def claim(self, agent_id: str, *, owner: dict[str, Any], now: datetime) -> Hydration:
+        """As `Store.claim`."""
+        return self._run("claim", lambda: self.inner.claim(agent_id, owner=owner, now=now))
+
+    def execute(self, commit: Commit) -> None:
+        """As `Store.execute`."""
+
+        def call() -> None:
+            self.inner.execute(commit)
+            with self._lock:
+                self.executed.append(commit)
+
+        self._run(commit.step, call)
+
+    def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
+        """As `Store.settle`."""
+        return self._run("settle", lambda: self.inner.settle(agent_id, epoch=epoch, commit_id=commit_id))
+
+    def read_journal(
+        self,
+        agent_id: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int = 500,
+        newest_first: bool = False,
+    ) -> list[JournalRecord]:
+        """As `Store.read_journal`."""
+        return self._run(
+            "read_journal",
+            lambda: self.inner.read_journal(
+                agent_id, after=after, before=before, limit=limit, newest_first=newest_first
+            ),
+        )
+
+    def journal_of_execution(self, execution_id: str) -> list[JournalRecord]:
+        """As `Store.journal_of_execution`."""
+        return self._run("journal_of_execution", lambda: self.inner.journal_of_execution(execution_id))
+
+    def read_content(self, content_hash: str) -> str:
+        """As `Store.read_content`."""
+        return self._run("read_content", lambda: self.inner.read_content(content_hash))
+
+    def load_execution(self, execution_id: str) -> ExecutionRow:
+        """As `Store.load_execution`."""
+        return self._run("load_execution", lambda: self.inner.load_execution(execution_id))
+
+    def find_execution(self, execution_id: str) -> ExecutionRow | None:
+        """As `Store.find_execution`."""
+        return self._run("find_execution", lambda: self.inner.find_execution(execution_id))
+
+    def list_executions(
+        self, *, agent_id: str | None = None, non_terminal_only: bool = False, limit: int = 100
+    ) -> list[ExecutionRow]:
+        """As `Store.list_executions`."""
+        return self._run(
+            "list_executions",
+            lambda: self.inner.list_executions(
+                agent_id=agent_id, non_terminal_only=non_terminal_only, limit=limit
+            ),
+        )
+
+    def list_agents(self, *, limit: int = 100, after: str = "") -> list[AgentRoot]:
+        """As `Store.list_agents`."""
+        return self._run("list_agents", lambda: self.inner.list_agents(limit=limit, after=after))
+
+    def model_calls(self, execution_id: str) -> list[ModelCallRow]:
+        """As `Store.model_calls`."""
+        return self._run("model_calls", lambda: self.inner.model_calls(execution_id))
+
+    def tool_calls(self, execution_id: str) -> list[ToolCallRow]:
+        """As `Store.tool_calls`."""
+        return self._run("tool_calls", lambda: self.inner.tool_calls(execution_id))
+
+    def approvals(
+        self,
+        *,
+        execution_id: str | None = None,
+        agent_id: str | None = None,
+        pending_only: bool = False,
+        limit: int = 1000,
+    ) -> list[ApprovalRow]:
+        """As `Store.approvals`."""
+        return self._run(
+            "approvals",
+            lambda: self.inner.approvals(
+                execution_id=execution_id, agent_id=agent_id, pending_only=pending_only, limit=limit
+            ),
+        )
+
+    def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """As `Store.events`."""
+        return self._run("events", lambda: self.inner.events(execution_id, after=after, limit=limit))
+
+    def close(self) -> None:
+        """As `Store.close`; never fails."""
+        self.inner.close()
+
+
+def _unavailable(step: str) -> StoreUnavailableError:
+    return StoreUnavailableError(f"injected: the database was away at step {step!r}")
+
+
+def _unknown(step: str) -> CommitOutcomeUnknownError:
+    return CommitOutcomeUnknownError(f"injected: the connection was lost while committing step {step!r}")
+
+
+__all__ = ["FaultyStore"]

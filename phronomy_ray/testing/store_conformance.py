@@ -1,0 +1,704 @@
+"""The store port's contract as tests: every store must pass them, whatever it is made of.
+
+Subclass each class of `ALL` in a test module and provide a fixture ``store_factory``: a callable that returns a new handle
+on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from phronomy_ray.canonical_json import content_hash, dumps
+from phronomy_ray.commits import ExecutionUpdate
+from phronomy_ray.errors import (
+    AgentAlreadyExistsError,
+    AgentBusyError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    OwnershipLostError,
+    PhronomyError,
+    SerializationError,
+    StateConflictError,
+)
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Lifecycle, Phase, ToolCallStatus
+from phronomy_ray.store.port import Store
+from phronomy_ray.testing import store_samples as samples
+from phronomy_ray.testing.store_samples import START, Owner, owned
+
+StoreFactory = Callable[[], Store]
+
+#: Values that must come back as they went in: small, nested, any plane of Unicode, controls, and over the inline limit.
+ROUND_TRIPS: dict[str, Any] = {
+    "null": None,
+    "empty": {},
+    "false": False,
+    "zero": 0,
+    "blank": "",
+    "text": "hello",
+    "number": 12.5,
+    "big_integer": 2**80,
+    "nested": {"b": [1, {"a": None}], "a": {"z": True}},
+    "unicode": "naïve 漢字 🍸 \u202e \ufeff",
+    "nul": "a\x00b",
+    "controls": "".join(map(chr, range(32))),
+    "like_a_token": "gAAAAABn",
+    "like_sql": "'; DROP TABLE agents; --",
+    "at_the_limit": "x" * 4094,
+    "over_the_limit": "x" * 4095,
+    "large": {"rows": [{"n": n, "t": "漢" * 50} for n in range(500)]},
+}
+
+
+def race(*calls: Callable[[], Any]) -> list[Any]:
+    """Run `calls` at the same moment; each result is a value or the error that it raised."""
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        barrier.wait(timeout=30)
+        try:
+            return call()
+        except PhronomyError as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+class AgentConformance:
+    """Roots: creating, loading, listing, claiming."""
+
+    def test_new_agent_starts_at_zero(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        made = store.create_agent(samples.new_agent("alice"))
+        assert (made.agent_revision, made.context_revision, made.journal_position, made.epoch) == (0, 0, 0, 0)
+        assert made.metadata == {"team": "red"}
+        assert made.created_at == made.updated_at == START
+        assert store.load_root("alice") == made
+
+    def test_new_agent_with_records_is_at_revision_one(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        made = store.create_agent(samples.new_agent("alice", "first", "second"))
+        assert (made.agent_revision, made.context_revision, made.journal_position) == (1, 1, 2)
+        assert store.load_root("alice") == made
+        assert [record.content for record in store.read_journal("alice")] == ["first", "second"]
+
+    def test_second_agent_of_one_id_is_refused(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        store.create_agent(samples.new_agent("alice", "mine"))
+        with pytest.raises(AgentAlreadyExistsError):
+            store.create_agent(samples.new_agent("alice", "other"))
+        assert [record.content for record in store.read_journal("alice")] == ["mine"]
+
+    def test_create_race_has_one_winner(self, store_factory: StoreFactory) -> None:
+        stores = [store_factory() for _ in range(4)]
+        results = race(*(lambda s=s: s.create_agent(samples.new_agent("alice", "hi")) for s in stores))
+        kinds = [type(result) for result in results]
+        assert kinds.count(AgentAlreadyExistsError) == 3, results
+        assert len(stores[0].read_journal("alice")) == 1
+
+    def test_missing_agent_is_not_found(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        with pytest.raises(NotFoundError):
+            store.load_root("nobody")
+        with pytest.raises(NotFoundError):
+            store.claim("nobody", owner={}, now=START)
+
+    def test_agents_are_listed_by_id_in_byte_order(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        names = ["a", "B", "é", "a-1", "a_1", "aa", "漢", "Z"]
+        for name in names:
+            store.create_agent(samples.new_agent(name))
+        expected = sorted(names, key=lambda name: name.encode())
+        assert [root.agent_id for root in store.list_agents()] == expected
+        first = store.list_agents(limit=3)
+        rest = store.list_agents(after=first[-1].agent_id)
+        assert [root.agent_id for root in [*first, *rest]] == expected
+
+    def test_claim_counts_epoch_and_starts(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        store.create_agent(samples.new_agent("alice"))
+        for number in (1, 2, 3):
+            root = store.claim("alice", owner={"pid": number}, now=START + timedelta(seconds=number)).root
+            assert (root.epoch, root.starts_without_progress, root.owner) == (number, number, {"pid": number})
+        owner = Owner(store, "alice")
+        owner.claim()
+        owner.append("progress")
+        root = store.load_root("alice")
+        assert (root.epoch, root.starts_without_progress, root.agent_revision) == (4, 0, 1)
+
+    def test_claims_in_a_race_get_different_epochs(self, store_factory: StoreFactory) -> None:
+        stores = [store_factory() for _ in range(4)]
+        stores[0].create_agent(samples.new_agent("alice"))
+        results = race(*(lambda s=s: s.claim("alice", owner={}, now=START).root.epoch for s in stores))
+        assert sorted(results) == [1, 2, 3, 4]
+
+    def test_claim_reads_what_the_owner_starts_from(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        owner = owned(store)
+        assert owner.claim().execution is None
+        large = {"text": "y" * 10_000}
+        row = samples.execution("e1", "alice", input=large, state={"iteration": 2})
+        model_calls = (samples.model_call("e1", 1), samples.model_call("e1", 2))
+        calls = tuple(samples.tool_call("e1", "alice", n, sequence=s) for s in (2, 1) for n in (1, 0))
+        calls = (replace(calls[0], arguments=large), *calls[1:])
+        approval = samples.approval(calls[0])
+        events = tuple(samples.event("e1", "alice", seq) for seq in (1, 2, 3))
+        owner.append(
+            new_execution=row,
+            new_model_calls=model_calls,
+            new_tool_calls=calls,
+            new_approvals=(approval,),
+            events=events,
+        )
+        hydration = owner.claim()
+        assert hydration.execution == row
+        assert hydration.model_calls == model_calls
+        assert hydration.tool_calls == (calls[3], calls[2], calls[1], calls[0])
+        assert hydration.approvals == (approval,)
+        assert hydration.last_event_seq == 3
+        assert hydration.root == store.load_root("alice")
+
+
+class FencingConformance:
+    """Two owners: exactly one can commit."""
+
+    def test_stale_owner_is_refused(self, store_factory: StoreFactory) -> None:
+        old = owned(store_factory())
+        new = Owner(store_factory(), "alice")
+        new.claim()
+        with pytest.raises(OwnershipLostError):
+            old.append("from the old one")
+        new.append("from the new one")
+        assert [record.content for record in new.store.read_journal("alice")] == ["from the new one"]
+
+    def test_stale_owner_is_refused_whatever_it_writes(self, store_factory: StoreFactory) -> None:
+        old = owned(store_factory())
+        Owner(store_factory(), "alice").claim()
+        with pytest.raises(OwnershipLostError):
+            old.start("e1")
+        with pytest.raises(OwnershipLostError):
+            old.append()
+        assert old.store.find_execution("e1") is None
+
+    def test_owner_of_a_missing_agent_is_refused(self, store_factory: StoreFactory) -> None:
+        owner = Owner(store_factory(), "nobody")
+        with pytest.raises(OwnershipLostError):
+            owner.append("hello")
+
+    def test_two_owners_racing_never_both_commit(self, store_factory: StoreFactory) -> None:
+        first, second = Owner(store_factory(), "alice"), Owner(store_factory(), "alice")
+        first.store.create_agent(samples.new_agent("alice"))
+
+        def work(owner: Owner) -> list[str]:
+            done: list[str] = []
+            for number in range(12):
+                try:
+                    if not done or number % 4 == 0:
+                        owner.claim()
+                    owner.append(f"{id(owner)}-{number}")
+                    done.append(f"{id(owner)}-{number}")
+                except OwnershipLostError:
+                    owner.claim()
+            return done
+
+        committed = race(lambda: work(first), lambda: work(second))
+        journal = first.store.read_journal("alice")
+        assert [record.position for record in journal] == list(range(1, len(journal) + 1))
+        assert sorted(record.content for record in journal) == sorted([*committed[0], *committed[1]])
+
+    def test_two_writers_of_one_epoch_conflict(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        twin = Owner(store_factory(), "alice")
+        twin.epoch = owner.epoch
+        twin.number = 100
+        results = race(lambda: owner.append("a"), lambda: twin.append("b"))
+        assert [type(result) for result in results].count(ConflictError) == 1, results
+        assert len(owner.store.read_journal("alice")) == 1
+
+
+class CommitConformance:
+    """What one commit guards and writes."""
+
+    def test_root_takes_the_new_values(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        commit = owner.append(
+            "a", "b", lifecycle=Lifecycle.SUSPENDED, context_revision=7, transcript_generation=3
+        )
+        root = owner.store.load_root("alice")
+        assert (root.agent_revision, root.journal_position, root.lifecycle) == (1, 2, Lifecycle.SUSPENDED)
+        assert (root.context_revision, root.transcript_generation) == (7, 3)
+        assert root.updated_at == commit.now
+        assert root.created_at == START
+
+    def test_same_commit_twice_writes_once(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        commit = owner.append("once")
+        owner.store.execute(commit)
+        store_factory().execute(pickle.loads(pickle.dumps(commit)))
+        assert len(owner.store.read_journal("alice")) == 1
+        assert owner.store.load_root("alice").agent_revision == 1
+        owner.append("next")
+
+    def test_same_commit_from_two_threads_writes_once(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        commit = owner.commit("once")
+        stores = [store_factory() for _ in range(4)]
+        assert race(*(lambda s=s: s.execute(commit) for s in stores)) == [None] * 4
+        assert len(owner.store.read_journal("alice")) == 1
+
+    @pytest.mark.parametrize("change", [{"expected_revision": 3}, {"expected_revision": 0}])
+    def test_wrong_revision_is_refused(self, store_factory: StoreFactory, change: dict[str, Any]) -> None:
+        owner = owned(store_factory())
+        owner.append("a")
+        with pytest.raises(ConflictError) as caught:
+            owner.execute(owner.commit("b", **change))
+        assert not isinstance(caught.value, StateConflictError)
+        assert len(owner.store.read_journal("alice")) == 1
+
+    @pytest.mark.parametrize("position", [0, 5])
+    def test_wrong_journal_position_is_refused(self, store_factory: StoreFactory, position: int) -> None:
+        owner = owned(store_factory())
+        owner.append("a")
+        commit = owner.commit(expected_position=position, journal=(samples.record(position + 1, "b"),))
+        with pytest.raises(ConflictError):
+            owner.execute(commit)
+        assert [record.content for record in owner.store.read_journal("alice")] == ["a"]
+
+    @pytest.mark.parametrize("positions", [[2], [1, 3], [1, 1], [2, 1], [0]])
+    def test_journal_gap_or_duplicate_is_refused(
+        self, store_factory: StoreFactory, positions: list[int]
+    ) -> None:
+        owner = owned(store_factory())
+        commit = owner.commit(journal=tuple(samples.record(position) for position in positions))
+        with pytest.raises(ConflictError):
+            owner.execute(commit)
+        assert owner.store.read_journal("alice") == []
+        assert owner.store.load_root("alice").agent_revision == 0
+
+    def test_refused_commit_leaves_nothing(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        row = owner.start("e1")
+        owner.append(events=(samples.event("e1", "alice", 1),))
+        before = owner.store.load_root("alice")
+        commit = owner.commit(
+            "lost",
+            execution=ExecutionUpdate(1, replace(row, revision=2, state={"iteration": 1})),
+            new_model_calls=(samples.model_call("e1"),),
+            events=(samples.event("e1", "alice", 1),),
+            contents=((content_hash("never"), "never"),),
+        )
+        with pytest.raises(ConflictError):
+            owner.store.execute(commit)
+        assert owner.store.load_root("alice") == before
+        assert owner.store.load_execution("e1") == row
+        assert owner.store.model_calls("e1") == []
+        assert owner.store.read_journal("alice") == []
+        with pytest.raises(NotFoundError):
+            owner.store.read_content(content_hash("never"))
+
+    @pytest.mark.parametrize("kind", ["model_call", "tool_call", "approval"])
+    def test_rows_that_exist_are_refused(self, store_factory: StoreFactory, kind: str) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        call = samples.tool_call("e1", "alice")
+        rows: dict[str, Any] = {
+            "model_call": {"new_model_calls": (samples.model_call("e1"),)},
+            "tool_call": {"new_tool_calls": (call,)},
+            "approval": {"new_approvals": (samples.approval(call),)},
+        }
+        owner.append(**rows[kind])
+        with pytest.raises(ConflictError):
+            owner.append(**rows[kind])
+
+    @pytest.mark.parametrize("kind", ["model_calls", "tool_calls", "approvals"])
+    def test_changing_a_row_that_is_not_stored_is_refused(
+        self, store_factory: StoreFactory, kind: str
+    ) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        call = samples.tool_call("e1", "alice")
+        rows: dict[str, Any] = {
+            "model_calls": (samples.model_call("e1"),),
+            "tool_calls": (call,),
+            "approvals": (samples.approval(call),),
+        }
+        with pytest.raises(ConflictError):
+            owner.append(**{kind: rows[kind]})
+
+    def test_rows_of_another_agent_are_refused(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        alice, bob = owned(store, "alice"), owned(store, "bob")
+        alice.start("e1")
+        alice.append(new_tool_calls=(samples.tool_call("e1", "alice"),))
+        with pytest.raises((ConflictError, InvalidInputError)):
+            bob.append(tool_calls=(samples.tool_call("e1", "alice", status=ToolCallStatus.SUCCEEDED),))
+        with pytest.raises(ConflictError):
+            bob.append(tool_calls=(samples.tool_call("e1", "bob", status=ToolCallStatus.SUCCEEDED),))
+        assert store.tool_calls("e1")[0].status is ToolCallStatus.INTENT
+
+    def test_changing_columns_are_overwritten_and_others_kept(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        row = owner.start("e1")
+        call = samples.tool_call("e1", "alice", requires_approval=True)
+        request = samples.approval(call)
+        model = samples.model_call("e1")
+        owner.append(new_model_calls=(model,), new_tool_calls=(call,), new_approvals=(request,))
+        later = START + timedelta(minutes=1)
+        error = {"type": "ToolError", "code": "tool_error", "message": "boom"}
+        call = replace(
+            call,
+            status=ToolCallStatus.FAILED,
+            attempt=2,
+            model_text="it failed " * 1000,
+            result={"raw": "z" * 9000},
+            error=error,
+            attempts=[{"number": 1, "node": "n1"}, {"number": 2, "node": "n2"}],
+            started_at=later,
+            ended_at=later,
+        )
+        request = replace(
+            request, status=ApprovalStatus.APPROVED, decided_at=later, decided_by="bob", reason="fine"
+        )
+        model = replace(
+            model,
+            status="completed",
+            manifest={"ranges": [[1, 9]]},
+            ended_at=later,
+            usage={"input_tokens": 3},
+            attempts=[{"n": 1}],
+            error=error,
+        )
+        row = replace(
+            row,
+            status=ExecutionStatus.FAILED,
+            phase=Phase.ENDED,
+            revision=2,
+            state={"iteration": 9},
+            updated_at=later,
+            ended_at=later,
+            output="w" * 5000,
+            error=error,
+            terminal_reason="max_iterations",
+            cancel_requested_at=later,
+        )
+        owner.append(
+            execution=ExecutionUpdate(1, replace(row, input="changed", durable_context=None)),
+            model_calls=(replace(model, started_at=later),),
+            tool_calls=(replace(call, arguments={"q": "changed"}),),
+            approvals=(request,),
+        )
+        store = owner.store
+        assert store.load_execution("e1") == row
+        assert store.model_calls("e1") == [model]
+        assert store.tool_calls("e1") == [call]
+        assert store.approvals(execution_id="e1") == [request]
+
+
+class ExecutionConformance:
+    """Admission and the life of an execution."""
+
+    def test_second_open_execution_is_refused(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        first = owner.start("e1")
+        with pytest.raises(AgentBusyError):
+            owner.start("e2")
+        assert owner.store.find_execution("e2") is None
+        owner.change(first, status=ExecutionStatus.SUSPENDED)
+        with pytest.raises(AgentBusyError):
+            owner.start("e2")
+
+    @pytest.mark.parametrize("status", [status for status in ExecutionStatus if status.is_terminal])
+    def test_terminal_execution_frees_its_agent(
+        self, store_factory: StoreFactory, status: ExecutionStatus
+    ) -> None:
+        owner = owned(store_factory())
+        row = owner.start("e1")
+        owner.change(row, status=status, phase=Phase.ENDED, ended_at=START)
+        owner.start("e2")
+        found = owner.claim().execution
+        assert found is not None
+        assert found.execution_id == "e2"
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_known_execution_id_is_refused(self, store_factory: StoreFactory, ended: bool) -> None:
+        owner = owned(store_factory())
+        row = owner.start("e1")
+        if ended:
+            row = owner.change(row, status=ExecutionStatus.COMPLETED)
+        with pytest.raises(StateConflictError):
+            owner.start("e1")
+        assert owner.store.load_execution("e1") == row
+
+    def test_execution_id_of_another_agent_is_refused(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        owned(store, "alice").start("e1")
+        with pytest.raises(StateConflictError):
+            owned(store, "bob").start("e1")
+
+    def test_execution_revision_is_guarded(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        row = owner.start("e1")
+        changed = owner.change(row, state={"iteration": 1})
+        with pytest.raises(ConflictError):
+            owner.change(row, state={"iteration": 2})
+        assert owner.store.load_execution("e1") == changed
+
+    def test_terminal_execution_is_never_written_again(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        row = owner.start("e1")
+        done = owner.change(row, status=ExecutionStatus.COMPLETED, phase=Phase.ENDED, output="answer")
+        for status in (ExecutionStatus.ACTIVE, ExecutionStatus.FAILED, ExecutionStatus.COMPLETED):
+            with pytest.raises(ConflictError):
+                owner.change(done, status=status, output="other")
+        assert owner.store.load_execution("e1") == done
+
+    def test_executions_are_listed_newest_first(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        alice, bob = owned(store, "alice"), owned(store, "bob")
+        for number in (1, 2, 3):
+            row = alice.start(f"e{number}", created_at=START + timedelta(seconds=number))
+            if number < 3:
+                alice.change(row, status=ExecutionStatus.COMPLETED)
+        bob.start("b1", created_at=START + timedelta(seconds=2, microseconds=1))
+
+        def listed(**filters: Any) -> list[str]:
+            return [row.execution_id for row in store.list_executions(**filters)]
+
+        assert listed() == ["e3", "b1", "e2", "e1"]
+        assert listed(agent_id="alice") == ["e3", "e2", "e1"]
+        assert listed(non_terminal_only=True) == ["e3", "b1"]
+        assert listed(agent_id="bob", non_terminal_only=True) == ["b1"]
+        assert listed(limit=2) == ["e3", "b1"]
+        assert listed(agent_id="nobody") == []
+
+    def test_missing_execution(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        assert store.find_execution("e9") is None
+        with pytest.raises(NotFoundError):
+            store.load_execution("e9")
+        reads = (store.model_calls, store.tool_calls, store.events, store.journal_of_execution)
+        assert [read("e9") for read in reads] == [[]] * 4
+        assert store.approvals(execution_id="e9") == []
+
+
+class SettleConformance:
+    """Did that commit happen?"""
+
+    def test_settle_tells_both_outcomes(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        commit = owner.commit("a")
+        other = store_factory()
+        assert other.settle("alice", epoch=owner.epoch, commit_id=commit.commit_id) is False
+        owner.execute(commit)
+        assert other.settle("alice", epoch=owner.epoch, commit_id=commit.commit_id) is True
+
+    def test_settle_of_a_lost_owner(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        happened = owner.append("a")
+        never = owner.commit("b")
+        Owner(store_factory(), "alice").claim()
+        assert owner.store.settle("alice", epoch=owner.epoch, commit_id=happened.commit_id) is True
+        with pytest.raises(OwnershipLostError):
+            owner.store.settle("alice", epoch=owner.epoch, commit_id=never.commit_id)
+        with pytest.raises(OwnershipLostError):
+            owner.store.settle("nobody", epoch=1, commit_id="x")
+
+
+class ContentConformance:
+    """Values come back whole, wherever they were kept."""
+
+    @pytest.mark.parametrize("name", ROUND_TRIPS)
+    def test_round_trip_in_every_column(self, store_factory: StoreFactory, name: str) -> None:
+        value = ROUND_TRIPS[name]
+        owner = owned(store_factory())
+        context = None if value is None else {"v": value}
+        row = owner.start("e1", input=value, durable_context=context)
+        call = samples.tool_call("e1", "alice", arguments=value, result=value, model_text=dumps(value))
+        request = samples.approval(call)
+        occurrence = samples.event("e1", "alice", 1, {"v": value})
+        owner.append(
+            value,
+            new_model_calls=(samples.model_call("e1"),),
+            new_tool_calls=(call,),
+            new_approvals=(request,),
+            events=(occurrence,),
+        )
+        store = store_factory()
+        assert store.load_execution("e1") == row
+        assert store.read_journal("alice")[0].content == value
+        assert store.tool_calls("e1") == [call]
+        assert store.approvals() == [request]
+        assert store.events("e1") == [occurrence]
+        done = owner.change(row, status=ExecutionStatus.COMPLETED, output=dumps(value))
+        assert store.list_executions() == [done]
+
+    def test_lone_surrogates_are_cleaned_and_pairs_joined(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        call = samples.tool_call("e1", "alice", tool_name="t\ud835", provider_call_id="c\x00\udfff")
+        owner.append({"k\ud835": ["\ud835", "\ud83c\udf78", "\udf78" * 5000]}, new_tool_calls=(call,))
+        store = store_factory()
+        assert store.read_journal("alice")[0].content == {"k�": ["�", "🍸", "�" * 5000]}
+        assert store.tool_calls("e1")[0].tool_name == "t�"
+        assert store.tool_calls("e1")[0].provider_call_id == "c��"
+
+    def test_ten_megabytes(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        value = "0123456789" * 1_000_000
+        call = samples.tool_call("e1", "alice")
+        owner.append(new_tool_calls=(call,))
+        call = replace(call, status=ToolCallStatus.SUCCEEDED, result=value, model_text="cut")
+        owner.append(tool_calls=(call,))
+        assert store_factory().tool_calls("e1") == [call]
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), {1: 2}, b"bytes", {1, 2}])
+    def test_what_is_not_json_is_a_typed_error(self, store_factory: StoreFactory, value: object) -> None:
+        owner = owned(store_factory())
+        with pytest.raises(SerializationError):
+            owner.append(value)
+        owner.append("still usable")
+
+    def test_naive_time_is_refused(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        with pytest.raises(SerializationError):
+            owner.append(now=START.replace(tzinfo=None))
+
+    def test_named_contents(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        texts = ["You are helpful. 漢", "x" * 50_000, ""]
+        contents = tuple((content_hash(text), text) for text in texts)
+        owner.append(contents=contents)
+        owner.append(contents=contents)
+        for hash_, text in contents:
+            assert store_factory().read_content(hash_) == text
+        with pytest.raises(NotFoundError):
+            owner.store.read_content(content_hash("other"))
+
+    def test_agents_that_share_contents_do_not_deadlock(self, store_factory: StoreFactory) -> None:
+        owners = [owned(store_factory(), name) for name in ("a", "b", "c")]
+        texts = [f"shared {number}" for number in range(20)]
+
+        def work(owner: Owner, order: int) -> None:
+            for number in range(5):
+                shared = [f"{text}/{number}" for text in texts][::order]
+                owner.append(contents=tuple((content_hash(text), text) for text in shared))
+
+        results = race(*(lambda o=o, d=d: work(o, d) for o, d in zip(owners, (1, -1, 1), strict=True)))
+        assert results == [None] * 3
+
+    def test_S10_stored_text_is_never_code(self, store_factory: StoreFactory) -> None:
+        hostile = {
+            "type": "os.system",
+            "lc": 1,
+            "id": ["os", "system"],
+            "py/object": "os.system",
+            "__class__": "subprocess.Popen",
+            "args": ["touch /tmp/phronomy-owned"],
+        }
+        error = {"type": "os.system", "code": "x", "message": "!", "details": hostile}
+        owner = owned(store_factory())
+        row = owner.start("e1", input=hostile, durable_context=hostile, state=hostile, error=error)
+        owner.append(hostile, events=(samples.event("e1", "alice", 1, hostile),))
+        store = store_factory()
+        assert store.load_execution("e1") == row
+        assert store.read_journal("alice")[0].content == hostile
+        assert store.events("e1")[0].payload == hostile
+
+
+class ReadConformance:
+    """Pages and orders."""
+
+    def test_journal_pages(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        owner.append(*range(1, 11))
+
+        def page(**arguments: Any) -> list[int]:
+            return [record.position for record in owner.store.read_journal("alice", **arguments)]
+
+        assert page() == list(range(1, 11))
+        assert page(after=7) == [8, 9, 10]
+        assert page(before=4) == [1, 2, 3]
+        assert page(after=3, before=6) == [4, 5]
+        assert page(limit=2) == [1, 2]
+        assert page(limit=2, newest_first=True) == [10, 9]
+        assert page(before=9, limit=2, newest_first=True) == [8, 7]
+        assert page(limit=0) == []
+        assert owner.store.read_journal("nobody") == []
+        with pytest.raises(InvalidInputError):
+            page(limit=-1)
+
+    def test_records_come_back_whole(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        records = (
+            samples.record(
+                1, "x", execution_id="e1", model_call_id="e1:m1", causation_id="tc_1", generation=2
+            ),
+            samples.record(2, None, role=None, context_candidate=False, metadata={}),
+            samples.record(3, "z", execution_id="e1"),
+        )
+        owner.append(journal=records)
+        assert owner.store.read_journal("alice") == list(records)
+        assert owner.store.journal_of_execution("e1") == [records[0], records[2]]
+
+    def test_events_after(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        events = [samples.event("e1", "alice", seq) for seq in range(1, 8)]
+        owner.append(events=tuple(events))
+        assert owner.store.events("e1") == events
+        assert owner.store.events("e1", after=5) == events[5:]
+        assert owner.store.events("e1", after=2, limit=2) == events[2:4]
+
+    def test_approvals_oldest_first(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        requests = []
+        for number, name in enumerate(("alice", "bob")):
+            owner = owned(store, name)
+            owner.start(f"e-{name}")
+            calls = tuple(samples.tool_call(f"e-{name}", name, position) for position in range(3))
+            mine = [samples.approval(call, created_at=START + timedelta(seconds=number)) for call in calls]
+            mine[1] = replace(mine[1], status=ApprovalStatus.VOID)
+            owner.append(new_tool_calls=calls, new_approvals=tuple(reversed(mine)))
+            requests += mine
+        assert store.approvals() == requests
+        assert store.approvals(agent_id="bob") == requests[3:]
+        assert store.approvals(execution_id="e-alice") == requests[:3]
+        assert store.approvals(pending_only=True) == [
+            r for r in requests if r.status is ApprovalStatus.PENDING
+        ]
+        assert store.approvals(limit=2) == requests[:2]
+
+    def test_store_can_be_used_after_close(self, store_factory: StoreFactory) -> None:
+        owner = owned(store_factory())
+        owner.store.close()
+        owner.append("again")
+        owner.store.close()
+        owner.store.close()
+        assert len(owner.store.read_journal("alice")) == 1
+
+    def test_identity_is_equal_for_handles_on_one_store(self, store_factory: StoreFactory) -> None:
+        assert store_factory().identity == store_factory().identity
+
+
+ALL = (
+    AgentConformance,
+    FencingConformance,
+    CommitConformance,
+    ExecutionConformance,
+    SettleConformance,
+    ContentConformance,
+    ReadConformance,
+)
+
+__all__ = ["ALL", "StoreFactory", "race", *(cls.__name__ for cls in ALL)]

@@ -1,0 +1,120 @@
+"""Databases for store tests: a fresh one per test, copied from one migrated template per session and engine."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+pytest.register_assert_rewrite("phronomy_ray.testing.store_conformance", "phronomy_ray.testing.store_samples")
+
+from phronomy_ray.store.engines import StoreOptions, make_engine  # noqa: E402  after the rewrite hook
+from phronomy_ray.store.locations import parse_location  # noqa: E402
+from phronomy_ray.store.migrate import Migrations  # noqa: E402
+from phronomy_ray.store.sql_store import SqlStore, open_store  # noqa: E402
+from phronomy_ray.testing.postgres import PostgresServer  # noqa: E402
+
+
+class Database:
+    """One database of one test; everything opened through it is closed with it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._stores: list[SqlStore] = []
+        self._engine: Engine | None = None
+
+    @property
+    def path(self) -> Path:
+        return Path(parse_location(self.url).path)
+
+    def open(self, **arguments: Any) -> SqlStore:
+        store = open_store(self.url, **arguments)
+        self._stores.append(store)
+        return store
+
+    def engine(self) -> Engine:
+        """An engine of our own for raw SQL, with several connections."""
+        if self._engine is None:
+            self._engine = make_engine(
+                parse_location(self.url), StoreOptions(pool_size=4, application_name="raw"), may_create=True
+            )
+        return self._engine
+
+    def sql(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        with self.engine().begin() as connection:
+            result = connection.execute(text(statement), parameters)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+        if self._engine is not None:
+            self._engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "store.db"
+    Migrations(f"sqlite:///{path}").upgrade()
+    assert not path.with_name("store.db-wal").exists(), "the last connection closes the WAL"
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    url = postgres.create_database()
+    Migrations(url).upgrade()
+    return url
+
+
+@pytest.fixture
+def sqlite_database(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
+    path = tmp_path / f"{uuid.uuid4().hex[:8]}.db"
+    shutil.copyfile(sqlite_template, path)
+    database = Database(f"sqlite:///{path}")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def postgres_database(postgres: PostgresServer, postgres_template: str) -> Iterator[Database]:
+    database = Database(postgres.create_database(template=postgres_template))
+    yield database
+    database.close()
+    postgres.drop_database(database.url)
+
+
+@pytest.fixture
+def empty_postgres(postgres: PostgresServer) -> Iterator[Database]:
+    database = Database(postgres.create_database())
+    yield database
+    database.close()
+    postgres.drop_database(database.url)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Database:
+    found = request.getfixturevalue(f"{request.param}_database")
+    assert isinstance(found, Database)
+    return found
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "postgres":
+        yield request.getfixturevalue("empty_postgres")
+        return
+    fresh = Database(f"sqlite:///{tmp_path / 'fresh.db'}")
+    yield fresh
+    fresh.close()

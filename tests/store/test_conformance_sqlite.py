@@ -1,0 +1,42 @@
+"""The store port's contract on sqlite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phronomy_ray.testing import store_conformance as suite
+
+
+@pytest.fixture
+def store_factory(sqlite_database: Any) -> suite.StoreFactory:
+    return sqlite_database.open
+
+
+class TestAgents(suite.AgentConformance):
+    pass
+
+
+class TestFencing(suite.FencingConformance):
+    pass
+
+
+class TestCommits(suite.CommitConformance):
+    pass
+
+
+class TestExecutions(suite.ExecutionConformance):
+    pass
+
+
+class TestSettle(suite.SettleConformance):
+    pass
+
+
+class TestContent(suite.ContentConformance):
+    pass
+
+
+class TestReads(suite.ReadConformance):
+    pass
