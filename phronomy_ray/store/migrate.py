@@ -8,8 +8,10 @@ again once it holds it, so several processes may start at once.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Key of PostgreSQL's advisory lock for migrations; any constant of ours.
 _ADVISORY_LOCK = 0x7068726F6E6F6D79
+#: Alembic keeps the running environment in module globals: one upgrade at a time in a process.
+_ALEMBIC = threading.Lock()
 
 
 class Migrations:
@@ -122,7 +126,8 @@ def _run_upgrade(connection: Connection) -> None:
 
     config = alembic_config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
 
 
 def _become_exclusive(connection: Connection) -> None:
@@ -133,7 +138,7 @@ def _become_exclusive(connection: Connection) -> None:
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
 
 
-def _write(location: Location, options: StoreOptions, work: Any) -> None:
+def _write(location: Location, options: StoreOptions, work: Callable[[Connection], None]) -> None:
     if location.path:
         Path(location.path).parent.mkdir(parents=True, exist_ok=True)
     transactions = Transactions(location, options, may_create=True)

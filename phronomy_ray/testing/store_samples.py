@@ -214,9 +214,25 @@ def owned(store: Store, agent_id: str = "alice", *contents: Any) -> Owner:
     return owner
 
 
+def append_in_process(url: str, agent_id: str, count: int) -> int:
+    """What a worker process of a concurrency test does: open, create, own, append; returns the journal's length."""
+    from phronomy_ray.store.sql_store import open_store
+
+    store = open_store(url, create=True)
+    try:
+        owner = owned(store, agent_id)
+        for number in range(count):
+            assert store.load_root(agent_id).agent_revision == number
+            owner.append({"n": number})
+        return len(store.read_journal(agent_id))
+    finally:
+        store.close()
+
+
 __all__ = [
     "START",
     "Owner",
+    "append_in_process",
     "approval",
     "event",
     "execution",

@@ -1,0 +1,138 @@
+"""Schema versions: who may open what, and what the migrations build."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import inspect
+
+from phronomy_ray.errors import SchemaVersionError
+from phronomy_ray.store import tables
+from phronomy_ray.store.migrate import Migrations, alembic_config
+from phronomy_ray.store.schema_state import HEAD
+from phronomy_ray.testing.store_samples import owned
+
+
+def test_head_is_the_newest_migration() -> None:
+    from alembic.script import ScriptDirectory
+
+    assert ScriptDirectory.from_config(alembic_config()).get_heads() == [HEAD]
+
+
+def test_database_without_schema_is_refused_with_the_remedy(empty_database: Any) -> None:
+    with pytest.raises(SchemaVersionError, match="phronomy db upgrade"):
+        empty_database.open().list_agents()
+
+
+def test_missing_sqlite_file_is_not_created_by_a_look(tmp_path: Any) -> None:
+    from phronomy_ray.store.sql_store import open_store
+
+    path = tmp_path / "absent.db"
+    with pytest.raises(SchemaVersionError, match="phronomy db upgrade"):
+        open_store(f"sqlite:///{path}").load_root("alice")
+    assert Migrations(f"sqlite:///{path}").current() is None
+    assert not path.exists()
+
+
+def test_upgrade_from_scratch_equals_the_metadata(empty_database: Any) -> None:
+    migrations = Migrations(empty_database.url)
+    assert migrations.current() is None
+    assert migrations.upgrade() == migrations.head() == HEAD
+    assert migrations.current() == HEAD
+    assert migrations.check() == []
+    assert migrations.upgrade() == HEAD
+    migrated = _shape(empty_database)
+    for table in migrated:
+        empty_database.sql(f'DROP TABLE "{table}"' + (" CASCADE" if "postgres" in empty_database.url else ""))
+    tables.metadata.create_all(empty_database.engine())
+    migrated.pop(tables.VERSION_TABLE)
+    assert _shape(empty_database) == migrated
+
+
+def test_check_names_a_difference(database: Any) -> None:
+    assert Migrations(database.url).check() == []
+    database.sql("DROP INDEX ix_journal_execution_id_position")
+    database.sql("ALTER TABLE events ADD COLUMN extra TEXT")
+    differences = "\n".join(Migrations(database.url).check())
+    assert "ix_journal_execution_id_position" in differences
+    assert "extra" in differences
+
+
+@pytest.mark.parametrize("version", ["0002", "9999", "abcdef"])
+def test_newer_schema_is_refused(database: Any, version: str) -> None:
+    database.sql("UPDATE alembic_version SET version_num = :v", v=version)
+    for attempt in (
+        lambda: database.open().list_agents(),
+        lambda: database.open(create=True),
+        lambda: Migrations(database.url).upgrade(),
+    ):
+        with pytest.raises(SchemaVersionError, match="newer"):
+            attempt()
+
+
+def test_older_schema_is_refused_with_the_remedy(database: Any) -> None:
+    database.sql("UPDATE alembic_version SET version_num = '0000'")
+    with pytest.raises(SchemaVersionError, match="phronomy db upgrade"):
+        database.open().list_agents()
+    with pytest.raises(SchemaVersionError, match="phronomy db upgrade"):
+        database.open(create=True)
+
+
+def test_create_gives_an_empty_database_its_schema_once(empty_database: Any) -> None:
+    owner = owned(empty_database.open(create=True))
+    owner.append("kept")
+    again = empty_database.open(create=True)
+    again.ensure_schema()
+    assert [record.content for record in again.read_journal("alice")] == ["kept"]
+
+
+def test_concurrent_upgrades_all_succeed(empty_database: Any) -> None:
+    barrier = threading.Barrier(6)
+
+    def upgrade(_: int) -> str:
+        barrier.wait(timeout=30)
+        return Migrations(empty_database.url).upgrade()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(upgrade, range(6))) == [HEAD] * 6
+    assert Migrations(empty_database.url).check() == []
+
+
+def test_failed_upgrade_leaves_nothing(empty_database: Any) -> None:
+    if "postgres" not in empty_database.url:
+        with empty_database.engine().begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE events (x TEXT)")
+    else:
+        empty_database.sql("CREATE TABLE events (x TEXT)")
+    with pytest.raises(Exception, match="events"):
+        Migrations(empty_database.url).upgrade()
+    assert set(_shape(empty_database)) == {"events"}
+    assert Migrations(empty_database.url).current() is None
+
+
+def _shape(database: Any) -> dict[str, Any]:
+    inspector = inspect(database.engine())
+    found: dict[str, Any] = {}
+    for table in sorted(inspector.get_table_names()):
+        columns = [
+            (column["name"], str(column["type"]), column["nullable"], column.get("default"))
+            for column in inspector.get_columns(table)
+        ]
+        indexes = sorted(
+            (
+                index["name"],
+                tuple(index["column_names"]),
+                bool(index["unique"]),
+                str(sorted((key, str(value)) for key, value in index.get("dialect_options", {}).items())),
+            )
+            for index in inspector.get_indexes(table)
+        )
+        keys = sorted(
+            (key["name"], tuple(key["constrained_columns"]), key["referred_table"], str(key["options"]))
+            for key in inspector.get_foreign_keys(table)
+        )
+        found[table] = (columns, inspector.get_pk_constraint(table)["constrained_columns"], indexes, keys)
+    return found
