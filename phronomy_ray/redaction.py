@@ -1,46 +1,160 @@
-"""Keeping secrets out of what people and logs see: by declared field name and by pattern."""
+"""Secrets out of text and values, before they reach an error, a log, an event or the store.
+
+Two ways that complement each other: by *shape* (`redact_text` knows what keys, tokens and authorisation headers look like, and
+takes exact values known to be secret) and by *name* (`redact_fields` replaces the values of fields named like secrets).
+Neither is a proof that a text holds no secret. Pure functions; linear in the length of the text.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-HIDDEN = "[REDACTED]"
+REDACTED = "[REDACTED]"
+#: Exact secrets shorter than this are not searched for: they would blank ordinary words.
+MIN_SECRET_CHARS = 4
+MAX_DEPTH = 100
 
-_PATTERNS = re.compile(
-    r"""
-    \b(?:sk|pk|rk)-[A-Za-z0-9_\-]{6,}            # OpenAI, Anthropic, Stripe and the like
-    | \b(?:ghp|gho|ghs|github_pat|xox[abps])[_-][A-Za-z0-9_\-]{8,}
-    | \bAKIA[0-9A-Z]{16}\b
-    | \beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*   # JWT
-    """,
-    re.VERBOSE,
+#: Field names (lower case, ``_`` for ``-``) whose values are secrets wherever they stand.
+SECRET_FIELD_NAMES = frozenset(
+    {
+        "access_token",
+        "api_key",
+        "apikey",
+        "auth_token",
+        "authorization",
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_session_token",
+        "azure_ad_token",
+        "client_secret",
+        "cookie",
+        "openai_api_key",
+        "password",
+        "private_key",
+        "proxy_authorization",
+        "refresh_token",
+        "secret",
+        "secret_key",
+        "set_cookie",
+        "token",
+        "vertex_credentials",
+        "x_api_key",
+    }
 )
-_NAMED = re.compile(
-    r"""(?ix)
-    ( (?: api[_-]?key | authorization | access[_-]?token | secret | password | bearer ) ["']? \s* [:=\s] \s* ["']?
-      (?: bearer \s+ )? )
-    ( [^\s"',;&]{4,} )
-    """
+
+_NAMED = (
+    r"(?:api[_-]?key|access[_-]?token|auth[_-]?token|refresh[_-]?token|id[_-]?token|session[_-]?token|client[_-]?secret"
+    r"|secret(?:[_-]?access)?[_-]?key|private[_-]?key|secret|password|passwd|token)"
+)
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.S
+        ),
+        REDACTED,
+    ),
+    # "Authorization: Basic dXNlcjpw", also inside JSON or a Python dict.
+    (
+        re.compile(r"(?i)(authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?)((?:[a-z]+ )?[^\s\"',;}]+)"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"(?i)\b(bearer\s{1,3})[a-z0-9._~+/=*-]{4,}"), rf"\1{REDACTED}"),
+    # name=value, name: value, "name": "value"; the name may have a prefix such as OPENAI_.
+    (
+        re.compile(rf"(?i)({_NAMED}[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?)(?!\[REDACTED)[^\s\"',;&}}\])]+"),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_*-]{6,}"), REDACTED),
+    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), REDACTED),
+    (re.compile(r"\bAIza[0-9A-Za-z_-]{30,}"), REDACTED),
+    (re.compile(r"\b(?:gh[opsur]_|github_pat_|hf_|xox[abprs]-)[A-Za-z0-9_-]{10,}"), REDACTED),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
+    # user:password@ in a URL
+    (re.compile(r"(://)[^\s/:@]{1,200}:[^\s/@]{1,200}@"), rf"\1{REDACTED}@"),
 )
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given `secrets` and without what looks like a key, token or password."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, HIDDEN)
-    return _NAMED.sub(rf"\1{HIDDEN}", _PATTERNS.sub(HIDDEN, text))
+    """`text` with everything that looks like a secret, and every exact value of `secrets`, replaced by ``[REDACTED]``."""
+    for secret in sorted(
+        {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}, key=len, reverse=True
+    ):
+        text = text.replace(secret, REDACTED)
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
-def redact_fields(value: Any, names: Iterable[str]) -> Any:
-    """A copy of plain JSON `value` in which every field named in `names`, at any depth, is hidden."""
-    hidden = frozenset(names)
-    if isinstance(value, dict):
+def redact_fields(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> Any:
+    """A copy of a JSON-like value in which each field named in `names` holds ``[REDACTED]``, at any depth.
+
+    Names are compared without regard to case and to ``-`` against ``_``. ``None`` stays ``None``: an absent secret is
+    no secret. What is not a mapping, list or tuple is returned as it is.
+    """
+    return _redact(value, frozenset(_normal(name) for name in names), 0)
+
+
+def secret_values(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> frozenset[str]:
+    """The texts that stand in fields named in `names`, at any depth: what `redact_text` should search for.
+
+    Of a header value such as ``Bearer abc`` the part after the scheme is included too.
+    """
+    found: set[str] = set()
+    for text in _secrets(value, frozenset(_normal(name) for name in names), False, 0):
+        found.add(text)
+        _, _, rest = text.partition(" ")
+        if rest.strip():
+            found.add(rest.strip())
+    return frozenset(found)
+
+
+def environment_secrets(environment: Mapping[str, str]) -> frozenset[str]:
+    """Values of environment variables that are named like keys (``OPENAI_API_KEY``, ``..._TOKEN``, ``..._SECRET``)."""
+    endings = (
+        "_API_KEY",
+        "_TOKEN",
+        "_SECRET",
+        "_SECRET_KEY",
+        "_SECRET_ACCESS_KEY",
+        "_PASSWORD",
+        "_ACCESS_KEY_ID",
+    )
+    return frozenset(
+        value for name, value in environment.items() if name.upper().endswith(endings) and len(value) >= 8
+    )
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _redact(value: Any, names: frozenset[str], depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        return REDACTED
+    if isinstance(value, Mapping):
         return {
-            key: HIDDEN if key in hidden else redact_fields(item, hidden) for key, item in value.items()
+            key: REDACTED
+            if isinstance(key, str) and _normal(key) in names and item is not None
+            else _redact(item, names, depth + 1)
+            for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [redact_fields(item, hidden) for item in value]
-    return redact_text(value) if isinstance(value, str) else value
+        return [_redact(item, names, depth + 1) for item in value]
+    return value
+
+
+def _secrets(value: Any, names: frozenset[str], inside: bool, depth: int) -> Iterator[str]:
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(value, str):
+        if inside:
+            yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            secret = inside or (isinstance(key, str) and _normal(key) in names)
+            yield from _secrets(item, names, secret, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets(item, names, inside, depth + 1)

@@ -83,7 +83,19 @@ def with_unique_ids(calls: Iterable[ToolCallRequest], *, seed: str) -> tuple[Too
 class _Slot:
     """One call under construction."""
 
-    __slots__ = ("_checked", "_whole", "id", "index", "name", "named_parts", "parts", "reason", "touched")
+    __slots__ = (
+        "_checked",
+        "_whole",
+        "id",
+        "index",
+        "name",
+        "named_again",
+        "named_parts",
+        "nameless",
+        "parts",
+        "reason",
+        "touched",
+    )
 
     def __init__(self, index: int | None, chunk: int) -> None:
         self.index = index
@@ -92,6 +104,10 @@ class _Slot:
         self.parts: list[str] = []
         #: How many of the parts came together with the tool's name.
         self.named_parts = 0
+        #: A fragment without id repeated the name / carried no name. Each is a style of its own; both together mean
+        #: that two calls may have been mixed.
+        self.named_again = False
+        self.nameless = False
         #: Why the call was given up, else empty.
         self.reason = ""
         #: Number of the last chunk that named this slot.
@@ -111,6 +127,10 @@ class _Slot:
             self._checked = len(self.parts)
         return self._whole
 
+    def is_settled(self) -> bool:
+        """Whether the call is whole and nothing about it is in doubt, so that no further fragment can be its."""
+        return not self.reason and not (self.named_again and self.nameless) and self.is_whole()
+
     def give_up(self, reason: str) -> None:
         """Make the call broken; the first reason stays."""
         self.reason = self.reason or reason
@@ -119,6 +139,8 @@ class _Slot:
         """The call; broken when it was given up or never named."""
         if not self.name:
             self.give_up("no fragment carried the tool's name")
+        if self.named_again and self.nameless:
+            self.give_up("its name came again in the middle, without an id")
         text = self.joined
         if self.reason:
             return ToolCallRequest(self.id, self.name or UNNAMED_TOOL, broken_arguments(self.reason, text))
@@ -240,6 +262,7 @@ class ToolCallAssembler:
                 candidate.give_up("its fragments cannot be told from those of another call")
                 candidate.parts.append(text)
             return None
+        slot.nameless = slot.nameless or bool(slot.name)
         return slot
 
     def _named_again(self, slot: _Slot, index: int | None, name: str, text: str) -> _Slot:
@@ -248,13 +271,14 @@ class ToolCallAssembler:
             repeated = name == slot.name and text.strip() in ("", slot.joined.strip())
             if not repeated or slot.touched == self._chunk:
                 return self._open(index)
-            if index is None:
-                slot.give_up("the same call came twice, without id or index")
+            if index is None or not text.strip():
+                slot.give_up("its name came again, and nothing tells whether that is another call")
             return slot
         if index is None:
             if name != slot.name or slot.touched == self._chunk:
                 return self._open(index)
             slot.give_up("its name came again, without id or index")
+        slot.named_again = True
         return slot
 
     def _extend(self, slot: _Slot, call_id: str, name: str, text: str) -> None:
@@ -267,7 +291,7 @@ class ToolCallAssembler:
         if not text:
             return
         if not slot.reason and text.strip() and slot.is_whole():
-            if text.strip() == slot.joined.strip():
+            if (name or call_id) and text.strip() == slot.joined.strip():
                 return
             slot.give_up("text after the end of its arguments")
         slot.parts.append(text)
@@ -284,7 +308,7 @@ class ToolCallAssembler:
     @staticmethod
     def _interleaved(candidates: Sequence[_Slot]) -> bool:
         """Whether a fragment without id could belong to an earlier call than the last one."""
-        return any(slot.reason or not slot.is_whole() for slot in candidates[:-1])
+        return not all(slot.is_settled() for slot in candidates[:-1])
 
     def _is_list_again(self, fragments: Sequence[Any]) -> bool:
         """Whether the chunk repeats all calls so far, without ids and indexes, and adds to them."""
