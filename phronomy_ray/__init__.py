@@ -1,1 +1,82 @@
-"""phronomy-ray."""
+"""phronomy-ray: durable LLM agents as named Ray actors, with a SQL store that decides.
+
+The names here are the public API. They are loaded on first use, so that a module of tools imports quickly and nothing
+but the model gateway ever imports litellm.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phronomy_ray.definition.agent import Agent
+    from phronomy_ray.definition.tool import ExecutionMode, OnError, Replay, Tool, tool
+    from phronomy_ray.errors import PhronomyError
+    from phronomy_ray.events import Event, EventType
+    from phronomy_ray.journal import ExecutionStatus
+    from phronomy_ray.messages import Message, ToolCallRequest, Usage
+    from phronomy_ray.results import ApprovalRequest, RunResult, UnresolvedCall
+    from phronomy_ray.runtime.handles import AgentHandle, ExecutionHandle
+    from phronomy_ray.runtime.placement import Dedicated
+    from phronomy_ray.runtime.runtime import Runtime
+    from phronomy_ray.tool_calls import ToolContext
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Agent": "definition.agent",
+    "AgentHandle": "runtime.handles",
+    "ApprovalRequest": "results",
+    "Dedicated": "runtime.placement",
+    "Event": "events",
+    "EventType": "events",
+    "ExecutionHandle": "runtime.handles",
+    "ExecutionMode": "definition.tool",
+    "ExecutionStatus": "journal",
+    "Message": "messages",
+    "OnError": "definition.tool",
+    "PhronomyError": "errors",
+    "Replay": "definition.tool",
+    "RunResult": "results",
+    "Runtime": "runtime.runtime",
+    "Tool": "definition.tool",
+    "ToolCallRequest": "messages",
+    "ToolContext": "tool_calls",
+    "UnresolvedCall": "results",
+    "Usage": "messages",
+    "tool": "definition.tool",
+}
+
+__all__ = [
+    "Agent",
+    "AgentHandle",
+    "ApprovalRequest",
+    "Dedicated",
+    "Event",
+    "EventType",
+    "ExecutionHandle",
+    "ExecutionMode",
+    "ExecutionStatus",
+    "Message",
+    "OnError",
+    "PhronomyError",
+    "Replay",
+    "RunResult",
+    "Runtime",
+    "Tool",
+    "ToolCallRequest",
+    "ToolContext",
+    "UnresolvedCall",
+    "Usage",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'phronomy_ray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"phronomy_ray.{home}"), name)
+    globals()[name] = value
+    return value

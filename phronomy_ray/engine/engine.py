@@ -28,6 +28,7 @@ from phronomy_ray.errors import (
     ConfigurationError,
     ErrorRecord,
     InvalidInputError,
+    NotFoundError,
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
@@ -125,6 +126,16 @@ class AgentEngine:
         if self._state is None:
             raise ConfigurationError(f"agent {self.agent_id!r} is not active")
         return self._state
+
+    @property
+    def store(self) -> StoreClient:
+        """The agent's store."""
+        return self._store
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this engine owns the agent and serves it."""
+        return self._state is not None and self._halted is None and not self._sealed
 
     async def activate(self) -> None:
         """Take ownership under a new epoch, read the state, recover; once, however many callers ask.
@@ -285,8 +296,10 @@ class AgentEngine:
                     self._revisions(),
                 ),
             )
-        kept = self._results.get(execution_id)
-        return kept if kept is not None else await read_result(self._store, execution_id)
+        result = self._results.get(execution_id) or await read_result(self._store, execution_id)
+        if result.agent_id != self.agent_id:
+            raise NotFoundError(f"execution {execution_id} belongs to agent {result.agent_id!r}")
+        return result
 
     async def decide(self, event: Decide) -> RunResult:
         """Answer an approval request; repeating the same answer is harmless.

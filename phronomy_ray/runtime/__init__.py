@@ -1,1 +1,1 @@
-"""The driver side: `Runtime`, handles, placement, configuration."""
+"""What a driver touches: `Runtime`, its handles, configuration and placement."""

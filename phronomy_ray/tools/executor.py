@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeAlias
@@ -59,7 +60,7 @@ class CooperativeRuns:
             await asyncio.wait(tasks)
 
     async def _run(self, invocation: ToolInvocation, bound: BoundTool, sink: Sink) -> None:
-        sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, 0, timestamp()))
+        sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, os.getpid(), timestamp()))
         sink(await run_async(bound, invocation, is_cancelled=lambda: self._stopping))
 
 
@@ -105,7 +106,7 @@ class LocalToolExecutor:
     async def _run_blocking(self, invocation: ToolInvocation, bound: BoundTool, sink: Sink) -> None:
         loop = asyncio.get_running_loop()
         started = timestamp()
-        sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, 0, started))
+        sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, os.getpid(), started))
         body = loop.run_in_executor(
             self._threads,
             lambda: run_sync(bound, invocation, is_cancelled=self._stopping.is_set),

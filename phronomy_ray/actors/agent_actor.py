@@ -1,0 +1,256 @@
+"""`AgentActor`: the named Ray actor that owns one agent. A shell: it decodes, calls the engine, encodes.
+
+Its remote methods are the raw-handle API (`docs/guide/actor-handles.md`): stable, plain JSON in and out, and our typed
+errors. Every start of the process takes a new ownership epoch and recovers before it admits anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import ray
+
+from phronomy_ray.actors.ray_calls import kill, node_id
+from phronomy_ray.actors.tool_tasks import RayToolExecutor
+from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
+from phronomy_ray.clock import SystemClock
+from phronomy_ray.engine.creation import new_agent
+from phronomy_ray.engine.engine import AgentEngine, EngineParts
+from phronomy_ray.errors import AgentAlreadyExistsError, BackpressureError, ConfigurationError, NotFoundError, PhronomyError
+from phronomy_ray.ids import new_execution_id
+from phronomy_ray.journal import JournalRecord
+from phronomy_ray.kernel.state import Decide, Resolve
+from phronomy_ray.models.port import ModelPort
+from phronomy_ray.store.sql_store import open_store
+
+_LOG = logging.getLogger("phronomy_ray.actors")
+#: Longest slice of one waiting call, in seconds.
+MAX_WAIT_S = 30.0
+#: Calls that may wait at once.
+MAX_WAITERS = 500
+#: How long an actor that cannot serve stays to say why, in seconds.
+LINGER_S = 20.0
+#: How long after `unload` the process ends by itself, in seconds.
+UNLOAD_LINGER_S = 1.0
+
+
+class AgentActor:
+    """Owner of one agent."""
+
+    def __init__(self, agent_id: str, wiring: AgentWiring) -> None:
+        self._agent_id = agent_id
+        self._wiring = wiring
+        self._waiters = 0
+        self._engine_made: AgentEngine | None = None
+        self._boot = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        """Recover without waiting for a caller, so that a restarted actor goes on by itself."""
+        try:
+            await self._engine().activate()
+        except PhronomyError as error:
+            _LOG.info("agent %s not started: %s", self._agent_id, error)
+            if isinstance(error, NotFoundError | ConfigurationError):
+                asyncio.get_running_loop().call_later(LINGER_S, self._exit_unless_active)
+
+    def _engine(self) -> AgentEngine:
+        if self._engine_made is None:
+            wiring = self._wiring
+            definition = wiring.definition.load().definition()
+            self._engine_made = AgentEngine(
+                self._agent_id,
+                definition,
+                EngineParts(
+                    store=open_store(wiring.store.url, content_key=wiring.store.content_key),
+                    model=_model_port(definition.model, wiring),
+                    tools=RayToolExecutor(wiring.definition, wiring.namespace),
+                    owner={"node": node_id(), "pid": os.getpid(), "host": socket.gethostname()},
+                    on_ownership_lost=self._exit,
+                    fault_directory=wiring.fault_directory,
+                ),
+            )
+        return self._engine_made
+
+    def _exit(self) -> None:
+        kill(ray.get_runtime_context().current_actor)
+
+    def _exit_unless_active(self) -> None:
+        if self._engine_made is None or not self._engine_made.is_active:
+            self._exit()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if self._waiters >= MAX_WAITERS:
+            raise BackpressureError(
+                f"agent {self._agent_id!r} already has {self._waiters} waiting calls; wait less or watch fewer times",
+                details={"agent_id": self._agent_id, "waiters": self._waiters},
+            )
+        self._waiters += 1
+        try:
+            yield
+        finally:
+            self._waiters -= 1
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    async def activate(self) -> dict[str, Any]:
+        """Be live: own the agent, recover it. Returns `status`."""
+        await self._boot
+        await self._engine().activate()
+        return self._engine().status()
+
+    async def create(self, request: NewAgentRequest) -> dict[str, Any]:
+        """Store a new agent of this id, then be live. Raises `AgentAlreadyExistsError`."""
+        await self._boot
+        engine = self._engine()
+        if engine.is_active:
+            raise AgentAlreadyExistsError(f"agent {self._agent_id!r} exists", details={"agent_id": self._agent_id})
+        new = new_agent(
+            self._agent_id,
+            engine.definition,
+            context=request.context,
+            knowledge=request.knowledge,
+            metadata=request.metadata,
+            now=SystemClock().now(),
+        )
+        await engine.store.run(engine.store.store.create_agent, new)
+        await engine.activate()
+        return engine.status()
+
+    async def status(self) -> dict[str, Any]:
+        """What the agent is doing, from memory; never reads the store."""
+        return self._engine().status()
+
+    async def unload(self) -> dict[str, Any]:
+        """Free this process and keep everything. Raises `AgentBusyError` while work runs."""
+        engine = self._engine()
+        await engine.seal()
+        asyncio.get_running_loop().call_later(UNLOAD_LINGER_S, self._exit)
+        return {"agent_id": self._agent_id, "unloaded": True}
+
+    # --- executions --------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        execution_id: str,
+        input: Any,
+        durable_context: dict[str, Any] | None = None,
+        stream: bool = False,
+    ) -> dict[str, Any]:
+        """Admit an execution and return at once; see `AgentEngine.start`."""
+        result = await self._engine().start(execution_id, input, durable_context=durable_context, stream=stream)
+        return result.to_wire()
+
+    async def invoke(
+        self,
+        input: Any,
+        execution_id: str | None = None,
+        durable_context: dict[str, Any] | None = None,
+        stream: bool = False,
+        wait_s: float = MAX_WAIT_S,
+    ) -> dict[str, Any]:
+        """Start, and wait up to `wait_s` seconds for the end or a suspension; else the execution as it is then."""
+        execution = execution_id or new_execution_id()
+        engine = self._engine()
+        await engine.start(execution, input, durable_context=durable_context, stream=stream)
+        with self._waiting():
+            result = await engine.wait(execution, until="suspended", timeout_s=min(wait_s, MAX_WAIT_S))
+        return (result or await engine.view(execution)).to_wire()
+
+    async def result(
+        self, execution_id: str, until: str = "terminal", wait_s: float = MAX_WAIT_S
+    ) -> dict[str, Any] | None:
+        """The result, or ``None`` when it is not there after `wait_s` seconds (at most 30): ask again."""
+        with self._waiting():
+            result = await self._engine().wait(execution_id, until=until, timeout_s=min(wait_s, MAX_WAIT_S))
+        return result.to_wire() if result is not None else None
+
+    async def resume(self, execution_id: str) -> dict[str, Any]:
+        """The execution as it is; activation has already continued whatever could be continued."""
+        return (await self._engine().view(execution_id)).to_wire()
+
+    async def events(
+        self, execution_id: str, after: int = 0, cursor: str | None = None, wait_s: float = 10.0
+    ) -> dict[str, Any]:
+        """Events behind `cursor` or the durable seq `after`: ``{"events", "cursor", "ended"}``; waits for the first."""
+        with self._waiting():
+            events, cursor = await self._engine().events(
+                execution_id, after=after, cursor=cursor, timeout_s=min(wait_s, MAX_WAIT_S)
+            )
+        return {
+            "events": [event.to_wire() for event in events],
+            "cursor": cursor,
+            "ended": any(event.is_terminal for event in events),
+        }
+
+    async def approve(
+        self,
+        execution_id: str,
+        approval_request_id: str,
+        approved: bool = True,
+        decided_by: str | None = None,
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        """Answer one approval request; the same answer again is harmless."""
+        decision = Decide(execution_id, approval_request_id, approved, decided_by, reason)
+        return (await self._engine().decide(decision)).to_wire()
+
+    async def resolve(
+        self,
+        execution_id: str,
+        tool_call_id: str,
+        outcome: str,
+        result: Any = None,
+        error: str = "",
+        expected_revision: int | None = None,
+        decided_by: str | None = None,
+    ) -> dict[str, Any]:
+        """Say what became of a call whose outcome is unknown: ``succeeded``, ``failed`` or ``not_performed``."""
+        word = Resolve(execution_id, tool_call_id, outcome, result, "", error, expected_revision, decided_by)
+        return (await self._engine().resolve(word)).to_wire()
+
+    async def cancel(self, execution_id: str, reason: str = "cancelled") -> dict[str, Any]:
+        """Cancel: the intent is durable when this returns, the end follows when nothing of it runs any more."""
+        return (await self._engine().cancel(execution_id, reason)).to_wire()
+
+    async def transcript(self, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
+        """Journal records behind position `after`, as JSON."""
+        engine = self._engine()
+        await engine.activate()
+        records = await engine.store.run(engine.store.store.read_journal, self._agent_id, after=after, limit=limit)
+        return [record_wire(record) for record in records]
+
+    async def is_cancelled(self, execution_id: str) -> bool:
+        """Whether tool bodies of this execution should stop (asked by the tasks that run them)."""
+        return self._engine().is_cancelled(execution_id)
+
+
+def _model_port(model: Any, wiring: AgentWiring) -> ModelPort:
+    """The gateways for a model name; a port object in the definition is called in this process."""
+    if not isinstance(model, str):
+        return cast("ModelPort", model)
+    from phronomy_ray.actors.gateway_client import GatewayModel
+
+    return GatewayModel(namespace=wiring.namespace, gateways=wiring.gateways)
+
+
+def record_wire(record: JournalRecord) -> dict[str, Any]:
+    """A journal record as JSON."""
+    return {
+        "position": record.position,
+        "kind": record.kind.value,
+        "channel": record.channel.value,
+        "occurred_at": record.occurred_at.isoformat(),
+        "execution_id": record.execution_id,
+        "model_call_id": record.model_call_id,
+        "role": record.role,
+        "content": record.content,
+        "causation_id": record.causation_id,
+        "metadata": record.metadata,
+    }

@@ -1,0 +1,88 @@
+"""The calls to Ray that several modules share: names, options, and what Ray's errors mean to us."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
+
+from phronomy_ray.errors import PhronomyError
+
+#: Async actors take long polls; each holds one of these.
+MAX_CONCURRENCY = 1_000
+
+
+def agent_name(agent_id: str) -> str:
+    """Ray name of the actor that owns an agent."""
+    return f"agent:{agent_id}"
+
+
+def find_actor(name: str, namespace: str) -> ActorHandle | None:
+    """The live actor of that name, or ``None``; it may be dying."""
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+async def call(handle: ActorHandle, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+    """Call a remote method and await its answer.
+
+    Raises:
+        our own typed errors as themselves (not wrapped in Ray's); `TimeoutError`; Ray's `RayActorError` family.
+    """
+    reference = getattr(handle, method).remote(*args, **kwargs)
+    try:
+        return await asyncio.wait_for(_await(reference), timeout_s)
+    except RayTaskError as error:
+        raise unwrap(error) from None
+
+
+async def _await(reference: Any) -> Any:
+    return await reference
+
+
+def unwrap(error: RayTaskError) -> BaseException:
+    """The exception that a remote method raised, without Ray's wrapper."""
+    cause = error.cause
+    if isinstance(cause, PhronomyError):
+        return cause
+    return cause if isinstance(cause, BaseException) else error
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether the actor is dead for good (its name may still be taken for a moment)."""
+    return isinstance(error, ActorDiedError) or (
+        isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
+    )
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether nobody knows if the call ran: the actor is restarting, its node is lost, or it did not answer."""
+    return isinstance(error, ActorUnavailableError | GetTimeoutError | TimeoutError) and not isinstance(
+        error, PhronomyError
+    )
+
+
+def kill(handle: ActorHandle) -> None:
+    """End an actor for good, without restart."""
+    ray.kill(handle, no_restart=True)
+
+
+def node_id() -> str:
+    """Id of the present node, shortened for people."""
+    return str(ray.get_runtime_context().get_node_id())[:12]
+
+
+def alive_nodes() -> int:
+    """Number of nodes of the cluster that are alive."""
+    return max(1, sum(1 for node in ray.nodes() if node["Alive"]))

@@ -1,0 +1,56 @@
+"""What an agent actor is started with: plain values that survive in Ray's actor table for its restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from phronomy_ray.definition.agent import Agent, import_agent
+
+NAMESPACE = "phronomy"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """How a process opens the store; only this travels, never a connection."""
+
+    url: str
+    #: Key for content encryption; hidden in ``repr``.
+    content_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionSource:
+    """How a process gets an agent class: by import, or by value where it cannot be imported."""
+
+    class_path: str
+    #: The class itself, only for one of the driver's own ``__main__``; Ray pickles it by value.
+    cls: type[Agent] | None = None
+
+    def load(self) -> type[Agent]:
+        """The class. Raises `DefinitionUnavailableError`."""
+        return self.cls if self.cls is not None else import_agent(self.class_path)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentWiring:
+    """Everything that an agent actor needs besides its id."""
+
+    definition: DefinitionSource
+    store: StoreConfig
+    namespace: str = NAMESPACE
+    #: Number of model gateways to spread calls over.
+    gateways: int = 2
+    #: Directory of fault plans, for tests.
+    fault_directory: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewAgentRequest:
+    """What ``create`` stores with a new root."""
+
+    #: Wire forms of the imported conversation's messages.
+    context: tuple[dict[str, Any], ...] = ()
+    #: ``{"content": text, "metadata": {...}}`` each.
+    knowledge: tuple[dict[str, Any], ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)

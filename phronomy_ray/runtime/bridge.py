@@ -1,0 +1,84 @@
+"""Async inside, one thin sync bridge outside: a loop on its own thread, and a decorator that makes the blocking form."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from phronomy_ray.errors import EventLoopReentrancyError, RuntimeShutdownError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Bridge:
+    """An event loop on a daemon thread, for the blocking forms of one runtime."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="phronomy-driver", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run `work` on the loop and wait for it; an interrupt of the waiting thread cancels it."""
+        if self._closed:
+            work.close()
+            raise RuntimeShutdownError("the runtime is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Stop the loop and its thread; later calls are refused."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+
+class HasBridge(Protocol):
+    """Whatever has blocking forms."""
+
+    @property
+    def bridge(self) -> Bridge:
+        """The loop that blocking forms run on."""
+        ...
+
+
+S = TypeVar("S", bound=HasBridge)
+
+
+def refuse_on_loop(name: str, async_name: str) -> None:
+    """Raise `EventLoopReentrancyError` when the present thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise EventLoopReentrancyError(
+        f"{name}() blocks and was called on a running event loop; use `await {async_name}(...)` there"
+    )
+
+
+def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[S, P], R]:
+    """The blocking form of an async method called ``<name>_async``."""
+    async_name = method.__name__
+    name = async_name.removesuffix("_async")
+
+    @functools.wraps(method)
+    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_on_loop(name, async_name)
+        return self.bridge.run(method(self, *args, **kwargs))
+
+    call.__name__ = name
+    call.__qualname__ = method.__qualname__.removesuffix("_async")
+    call.__doc__ = f"Blocking form of `{async_name}`.\n\n{method.__doc__ or ''}"
+    return call

@@ -1,0 +1,91 @@
+"""Configuration of a runtime: arguments first, then ``PHRONOMY_*`` environment variables, then defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phronomy_ray.actors.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
+from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.faults import FAULTS_ENV
+from phronomy_ray.runtime.placement import Dedicated
+
+ADDRESS_ENV = "PHRONOMY_RAY_ADDRESS"
+NAMESPACE_ENV = "PHRONOMY_NAMESPACE"
+STORE_ENV = "PHRONOMY_STORE_URL"
+CONTENT_KEY_ENV = "PHRONOMY_CONTENT_KEY"
+GATEWAYS_ENV = "PHRONOMY_MODEL_GATEWAYS"
+DEFAULT_STORE = "sqlite:///phronomy.db"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """A resolved configuration."""
+
+    #: Ray address: ``local`` starts a cluster of its own; ``auto`` or ``host:port`` connects.
+    address: str
+    namespace: str
+    store: StoreConfig
+    gateways: int
+    placement: Dedicated
+    #: Ray runtime environment for the driver's job; empty unless given (a non-empty one doubles worker start time).
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    #: More arguments for ``ray.init``.
+    ray_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def wiring(self, source: DefinitionSource) -> AgentWiring:
+        """What an agent actor of this runtime is started with."""
+        return AgentWiring(source, self.store, self.namespace, self.gateways, os.environ.get(FAULTS_ENV))
+
+
+def resolve_config(
+    *,
+    address: str | None = None,
+    namespace: str | None = None,
+    store: str | None = None,
+    content_key: str | None = None,
+    model_gateways: int | None = None,
+    placement: Dedicated | None = None,
+    working_dir: str | os.PathLike[str] | None = None,
+    py_modules: Sequence[Any] = (),
+    runtime_env: Mapping[str, Any] | None = None,
+    ray_options: Mapping[str, Any] | None = None,
+) -> RuntimeConfig:
+    """Fill in what was not given. Raises `ConfigurationError` for a value that cannot be used."""
+    environment = os.environ
+    gateways = model_gateways if model_gateways is not None else environment.get(GATEWAYS_ENV, "2")
+    try:
+        count = int(gateways)
+    except ValueError:
+        raise ConfigurationError(f"{GATEWAYS_ENV} must be a whole number, not {gateways!r}") from None
+    if count < 1:
+        raise ConfigurationError(f"model_gateways must be at least 1, not {count}")
+    env: dict[str, Any] = dict(runtime_env or {})
+    if working_dir is not None:
+        env["working_dir"] = os.fspath(working_dir)
+    if py_modules:
+        env["py_modules"] = list(py_modules)
+    return RuntimeConfig(
+        address=address or environment.get(ADDRESS_ENV) or environment.get("RAY_ADDRESS") or "local",
+        namespace=namespace or environment.get(NAMESPACE_ENV) or NAMESPACE,
+        store=StoreConfig(
+            absolute_store_url(store or environment.get(STORE_ENV) or DEFAULT_STORE),
+            content_key or environment.get(CONTENT_KEY_ENV),
+        ),
+        gateways=count,
+        placement=placement or Dedicated(),
+        runtime_env=env,
+        ray_options=dict(ray_options or {}),
+    )
+
+
+def absolute_store_url(url: str) -> str:
+    """`url` with an absolute path if it names an SQLite file: actors run in other directories than the driver."""
+    prefix = "sqlite:///"
+    if not url.startswith(prefix) or url.startswith(prefix + ":memory:") or url == prefix:
+        return url
+    path, separator, query = url.removeprefix(prefix).partition("?")
+    return prefix + str(Path(path).expanduser().resolve()) + separator + query

@@ -1,0 +1,144 @@
+"""Finding and waking agents: from an id to a live actor, whatever state the cluster is in.
+
+Ray keeps a name for a moment after its actor has died, and can hand out one that is just dying; a call to a restarting
+actor may or may not have run. So a wake goes on until an actor under the name has answered as the live owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from tenacity import retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity.asyncio import AsyncRetrying
+
+from phronomy_ray.actors.agent_actor import AgentActor
+from phronomy_ray.actors.ray_calls import (
+    MAX_CONCURRENCY,
+    agent_name,
+    call,
+    find_actor,
+    is_gone,
+    is_unreachable,
+    kill,
+)
+from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
+from phronomy_ray.errors import AgentUnloadedError, ConfigurationError, NotFoundError, PhronomyError, WaitTimeoutError
+from phronomy_ray.runtime.config import RuntimeConfig
+
+#: How long a wake goes on, in seconds: a lost node is noticed by Ray within 7 to 18 s.
+WAKE_TIMEOUT_S = 90.0
+#: Limit of one call that starts or reads, in seconds.
+CALL_TIMEOUT_S = 60.0
+#: Limit of one call that only asks a live actor for its memory, in seconds.
+STATUS_TIMEOUT_S = 5.0
+
+
+class AgentDirectory:
+    """The agents of one namespace."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._config = config
+
+    def find(self, agent_id: str) -> ActorHandle | None:
+        """The actor under the agent's name, alive or dying; never starts one."""
+        return find_actor(agent_name(agent_id), self._config.namespace)
+
+    async def live_status(self, agent_id: str) -> dict[str, Any] | None:
+        """`status` of the live actor, or ``None`` when there is none that serves."""
+        handle = self.find(agent_id)
+        if handle is None:
+            return None
+        try:
+            status: dict[str, Any] = await call(handle, "status", timeout_s=STATUS_TIMEOUT_S)
+        except (RayError, TimeoutError, PhronomyError):
+            return None
+        return status if status["epoch"] is not None else None
+
+    async def wake(self, agent_id: str, wiring: AgentWiring) -> ActorHandle:
+        """A live actor that owns the stored agent; starts one where there is none.
+
+        Raises:
+            NotFoundError, ConfigurationError: the agent cannot be served; no actor is left behind.
+            WaitTimeoutError: no actor answered within `WAKE_TIMEOUT_S`.
+        """
+        return await self._until_served(agent_id, wiring, None)
+
+    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> ActorHandle:
+        """A live actor for a new agent. Raises `AgentAlreadyExistsError` and as `wake`."""
+        return await self._until_served(agent_id, wiring, request)
+
+    async def _until_served(
+        self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
+    ) -> ActorHandle:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: _is_transient(error)),
+            stop=stop_after_delay(WAKE_TIMEOUT_S),
+            wait=wait_exponential_jitter(initial=0.05, max=1.0),
+            reraise=True,
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    return await self._serve_once(agent_id, wiring, request)
+        except (RayError, TimeoutError) as error:
+            raise WaitTimeoutError(
+                f"agent {agent_id!r}: no actor answered within {WAKE_TIMEOUT_S:g} s ({type(error).__name__}); "
+                "is the cluster healthy? (`phronomy doctor`)",
+                details={"agent_id": agent_id},
+            ) from error
+        raise AssertionError("unreachable")
+
+    async def _serve_once(
+        self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
+    ) -> ActorHandle:
+        handle = self._get_or_start(agent_id, wiring)
+        try:
+            if request is not None:
+                await call(handle, "create", request, timeout_s=CALL_TIMEOUT_S)
+            else:
+                await call(handle, "activate", timeout_s=CALL_TIMEOUT_S)
+        except AgentUnloadedError:
+            kill(handle)  # it has sealed itself and is about to go; a new one can start once the name is free
+            raise
+        except (NotFoundError, ConfigurationError):
+            await self._remove_useless(handle)
+            raise
+        return handle
+
+    def _get_or_start(self, agent_id: str, wiring: AgentWiring) -> ActorHandle:
+        resources = dict(self._config.placement.resources)
+        return (
+            ray.remote(AgentActor)  # type: ignore[no-any-return]
+            .options(
+                name=agent_name(agent_id),
+                namespace=self._config.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                max_concurrency=MAX_CONCURRENCY,
+                resources=resources or None,
+            )
+            .remote(agent_id, wiring)
+        )
+
+    async def _remove_useless(self, handle: ActorHandle) -> None:
+        """Kill an actor that serves nothing; one that does serve (another class asked) stays."""
+        try:
+            status = await call(handle, "status", timeout_s=STATUS_TIMEOUT_S)
+            if status["epoch"] is not None:
+                return
+        except (RayError, TimeoutError, PhronomyError):
+            pass  # an actor that cannot even say what it is doing serves nothing
+        kill(handle)
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, asyncio.CancelledError):
+        return False
+    return isinstance(error, AgentUnloadedError) or is_gone(error) or is_unreachable(error)

@@ -1,0 +1,349 @@
+"""`Runtime`: a driver's entry to agents on a Ray cluster and their store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
+from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.engine.creation import check_knowledge, new_agent
+from phronomy_ray.engine.engine import check_definition
+from phronomy_ray.errors import (
+    AgentAlreadyExistsError,
+    ConfigurationError,
+    DefinitionUnavailableError,
+    ExecutionRehydrationRequiredError,
+    NotFoundError,
+)
+from phronomy_ray.ids import check_id
+from phronomy_ray.journal import AgentRoot, ExecutionRow
+from phronomy_ray.messages import Message
+from phronomy_ray.results import ApprovalRequest, RunResult
+from phronomy_ray.runtime.bridge import Bridge, blocking
+from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
+from phronomy_ray.runtime.directory import AgentDirectory
+from phronomy_ray.runtime.handles import AgentHandle, ExecutionHandle
+from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.store.port import Store
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ray.actor import ActorHandle
+
+
+class Runtime:
+    """Connects to Ray and to the store; a context manager. Leaving it closes this driver's side only.
+
+    Args:
+        address: ``local`` starts a Ray of its own, ``auto`` or ``host:port`` connects (``PHRONOMY_RAY_ADDRESS``,
+            ``RAY_ADDRESS``; default ``local``). A Ray that is already initialised in this process is used as it is.
+        namespace: Ray namespace of the actors (``PHRONOMY_NAMESPACE``; default ``phronomy``).
+        store: ``sqlite:///file`` or ``postgresql://...`` (``PHRONOMY_STORE_URL``; default ``sqlite:///phronomy.db``).
+            An empty database gets its schema.
+        content_key: key for content encryption (``PHRONOMY_CONTENT_KEY``).
+        model_gateways: number of model gateway actors (``PHRONOMY_MODEL_GATEWAYS``; default 2).
+        placement: where agents live.
+        working_dir, py_modules, runtime_env: how Ray ships your modules to the nodes; none by default.
+        ray_options: more arguments for ``ray.init``.
+
+    Raises:
+        ConfigurationError: a value cannot be used, or an SQLite file lies on another host.
+        SchemaVersionError: the database has another schema version; see ``phronomy db``.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        namespace: str | None = None,
+        store: str | None = None,
+        content_key: str | None = None,
+        model_gateways: int | None = None,
+        placement: Dedicated | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
+        py_modules: Sequence[Any] = (),
+        runtime_env: Mapping[str, Any] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config: RuntimeConfig = resolve_config(
+            address=address,
+            namespace=namespace,
+            store=store,
+            content_key=content_key,
+            model_gateways=model_gateways,
+            placement=placement,
+            working_dir=working_dir,
+            py_modules=py_modules,
+            runtime_env=runtime_env,
+            ray_options=ray_options,
+        )
+        self.store: Store = _open_store(self.config)
+        self._owns_ray = _connect(self.config)
+        self.directory = AgentDirectory(self.config)
+        self.bridge = Bridge()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close this driver's side; a Ray that this runtime started or connected is left. Idempotent."""
+        self.bridge.close()
+        self.store.close()
+        if self._owns_ray:
+            self._owns_ray = False
+            ray.shutdown()
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    async def create_async(
+        self,
+        agent_class: type[Agent],
+        agent_id: str,
+        *,
+        context: Iterable[Message | dict[str, Any]] = (),
+        knowledge: Iterable[str | dict[str, Any]] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> AgentHandle:
+        """Create an agent; root, imported conversation and first knowledge are one transaction.
+
+        Args:
+            agent_class: its definition.
+            agent_id: non-empty text.
+            context: an existing conversation; a malformed tool exchange is refused, never repaired.
+            knowledge: texts, or mappings with ``content`` and ``metadata``.
+            metadata: JSON mapping kept with the root.
+
+        Raises:
+            AgentAlreadyExistsError: the id exists, live or stored.
+            ValueError: the id is empty (`InvalidInputError`), or `InvalidConversationError`.
+            DefinitionUnavailableError: the class cannot be imported on the node.
+        """
+        check_id(agent_id, "agent_id")
+        definition = agent_class.definition()
+        request = NewAgentRequest(
+            context=tuple(Message.from_wire(item).to_wire() for item in context),
+            knowledge=tuple(check_knowledge(item) for item in knowledge),
+            metadata=dict(metadata or {}),
+        )
+        # the same checks as in the actor, before any process is started for a malformed request
+        new_agent(
+            agent_id,
+            definition,
+            context=request.context,
+            knowledge=request.knowledge,
+            metadata=request.metadata,
+            now=_now(),
+        )
+        if await self.directory.live_status(agent_id) is not None or await self._root(agent_id) is not None:
+            raise AgentAlreadyExistsError(f"agent {agent_id!r} exists", details={"agent_id": agent_id})
+        wiring = self._wiring(agent_class)
+        actor = await self.directory.create(agent_id, wiring, request)
+        return AgentHandle(self, agent_id, wiring).use_actor(actor)
+
+    create = blocking(create_async)
+
+    async def load_async(self, agent_class: type[Agent], agent_id: str) -> AgentHandle:
+        """A stored agent, live: hydrated once, however many drivers ask. A live one is used without reading the store.
+
+        Raises:
+            NotFoundError: it is not stored.
+            ConfigurationError: it is stored under another class or definition version, or its live actor uses another
+                store.
+        """
+        check_id(agent_id, "agent_id")
+        definition = agent_class.definition()
+        wiring = self._wiring(agent_class)
+        handle = AgentHandle(self, agent_id, wiring)
+        live = await self.directory.live_status(agent_id)
+        if live is not None:
+            self._check_live(live, definition)
+            actor = self.directory.find(agent_id)
+            if actor is not None:
+                return handle.use_actor(actor)
+        root = await asyncio.to_thread(self.store.load_root, agent_id)
+        check_definition(definition, root.definition_id, root.definition_version, agent_id)
+        actor = await self.directory.wake(agent_id, wiring)
+        status = await self.directory.live_status(agent_id)
+        if status is not None:
+            self._check_live(status, definition)
+        return handle.use_actor(actor)
+
+    load = blocking(load_async)
+
+    async def load_or_create_async(self, agent_class: type[Agent], agent_id: str, **options: Any) -> AgentHandle:
+        """`load_async`, or `create_async` with `options` when it is not stored."""
+        try:
+            return await self.load_async(agent_class, agent_id)
+        except NotFoundError:
+            pass
+        try:
+            return await self.create_async(agent_class, agent_id, **options)
+        except AgentAlreadyExistsError:
+            return await self.load_async(agent_class, agent_id)
+
+    load_or_create = blocking(load_or_create_async)
+
+    async def get_async(self, agent_id: str) -> AgentHandle | None:
+        """The live agent, or ``None``; never touches the store."""
+        live = await self.directory.live_status(agent_id)
+        actor = self.directory.find(agent_id) if live is not None else None
+        return AgentHandle(self, agent_id).use_actor(actor) if actor is not None else None
+
+    get = blocking(get_async)
+
+    async def live_for_execution_async(self, execution_id: str) -> AgentHandle:
+        """The live agent that holds a non-terminal execution.
+
+        Raises:
+            ExecutionRehydrationRequiredError: nobody holds it; load its agent.
+            NotFoundError: there is no such execution.
+        """
+        row = await asyncio.to_thread(self.store.load_execution, execution_id)
+        live = await self.directory.live_status(row.agent_id)
+        actor = self.directory.find(row.agent_id)
+        if live is None or actor is None or live["execution_id"] != execution_id:
+            raise ExecutionRehydrationRequiredError(
+                f"nobody holds execution {execution_id} ({row.status.value}); load agent {row.agent_id!r}",
+                details={"execution_id": execution_id, "agent_id": row.agent_id, "status": row.status.value},
+            )
+        return AgentHandle(self, row.agent_id).use_actor(actor)
+
+    live_for_execution = blocking(live_for_execution_async)
+
+    def agent(self, agent_id: str) -> AgentHandle:
+        """A handle by id alone; its class is found in the store when the agent has to be woken."""
+        return AgentHandle(self, check_id(agent_id, "agent_id"))
+
+    async def actor_for_async(self, agent_id: str) -> ActorHandle:
+        """The raw Ray handle of an agent's actor; wakes the agent if need be."""
+        return await self.agent(agent_id).actor_async()
+
+    actor_for = blocking(actor_for_async)
+
+    # --- executions and approvals by id ------------------------------------------------------------------------
+
+    async def execution_async(self, execution_id: str) -> ExecutionHandle:
+        """A handle on any stored execution. Raises `NotFoundError`."""
+        row = await asyncio.to_thread(self.store.load_execution, execution_id)
+        return ExecutionHandle(AgentHandle(self, row.agent_id), execution_id)
+
+    execution = blocking(execution_async)
+
+    async def approve_async(
+        self,
+        execution_id: str,
+        approval_request_id: str,
+        *,
+        approved: bool = True,
+        decided_by: str | None = None,
+        reason: str | None = None,
+    ) -> RunResult:
+        """Answer an approval request of any agent; see `AgentHandle.approve_async`."""
+        handle = await self.execution_async(execution_id)
+        return await handle.approve_async(
+            approval_request_id, approved=approved, decided_by=decided_by, reason=reason
+        )
+
+    approve = blocking(approve_async)
+
+    async def pending_approvals_async(self) -> list[ApprovalRequest]:
+        """Every request that waits for an answer, oldest first; wakes nothing."""
+        rows = await asyncio.to_thread(self.store.approvals, pending_only=True)
+        return [ApprovalRequest.from_row(row) for row in rows]
+
+    pending_approvals = blocking(pending_approvals_async)
+
+    async def executions_async(
+        self, *, agent_id: str | None = None, non_terminal_only: bool = False, limit: int = 100
+    ) -> list[ExecutionRow]:
+        """Stored executions, newest first."""
+        return await asyncio.to_thread(
+            self.store.list_executions, agent_id=agent_id, non_terminal_only=non_terminal_only, limit=limit
+        )
+
+    executions = blocking(executions_async)
+
+    # --- wiring ------------------------------------------------------------------------------------------------
+
+    def _wiring(self, agent_class: type[Agent]) -> AgentWiring:
+        path = agent_class.definition().class_path
+        return self.config.wiring(DefinitionSource(path, None if path else agent_class))
+
+    async def wiring_of(self, agent_id: str, known: AgentWiring | None) -> AgentWiring:
+        """How to start the agent's actor: as the handle knows, or by the class path in its root.
+
+        Raises:
+            NotFoundError: it is not stored.
+            DefinitionUnavailableError: its class was one of a driver's ``__main__``.
+        """
+        if known is not None:
+            return known
+        root = await asyncio.to_thread(self.store.load_root, agent_id)
+        if not root.class_path:
+            raise DefinitionUnavailableError(
+                f"agent {agent_id!r} was created from {root.definition_id!r}, a class of a driver's own script or function, "
+                "so it cannot be woken by its id: load it from that script, or move the class to a module that every "
+                "node can import",
+                details={"agent_id": agent_id, "definition_id": root.definition_id},
+            )
+        return self.config.wiring(DefinitionSource(root.class_path))
+
+    async def _root(self, agent_id: str) -> AgentRoot | None:
+        try:
+            return await asyncio.to_thread(self.store.load_root, agent_id)
+        except NotFoundError:
+            return None
+
+    def _check_live(self, live: dict[str, Any], definition: AgentDefinition) -> None:
+        check_definition(definition, live["definition_id"], live["definition_version"], live["agent_id"])
+        if live["store"] != self.store.identity:
+            raise ConfigurationError(
+                f"agent {live['agent_id']!r} is live on the store {live['store']}, and this runtime uses "
+                f"{self.store.identity}",
+                details={"agent_id": live["agent_id"]},
+            )
+
+
+def _open_store(config: RuntimeConfig) -> Store:
+    from phronomy_ray.store.sql_store import open_store
+
+    return open_store(config.store.url, content_key=config.store.content_key, create=True)
+
+
+def _connect(config: RuntimeConfig) -> bool:
+    """Connect to or start Ray; whether this runtime has to disconnect it."""
+    if ray.is_initialized():
+        return False
+    options: dict[str, Any] = {"namespace": config.namespace, "log_to_driver": False, **config.ray_options}
+    if config.runtime_env:
+        options["runtime_env"] = dict(config.runtime_env)
+    if config.address == "local":
+        options.setdefault("include_dashboard", False)
+    try:
+        ray.init(address=config.address, **options)
+    except ConnectionError as error:
+        raise ConfigurationError(
+            f"no Ray cluster answers at {config.address!r} ({error}); start one, or use address='local'"
+        ) from error
+    return True
+
+
+def _now() -> datetime:
+    from phronomy_ray.clock import SystemClock
+
+    return SystemClock().now()
+
+
+
