@@ -237,6 +237,7 @@ class ToolCallAssembler:
         slot = candidates[-1]
         if name and slot.name:
             same = name == slot.name and (not slot.is_whole() or text.strip() in ("", slot.joined.strip()))
+            slot.named_again = slot.named_again or same
             return slot if same else None
         if slot.is_whole() and text.strip():
             return None
