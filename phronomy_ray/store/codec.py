@@ -36,13 +36,23 @@ def encode_optional_time(moment: datetime | None) -> str | None:
 
 
 def decode_time(text: str) -> datetime:
-    """Inverse of `encode_time`."""
-    return datetime.fromisoformat(text)
+    """Inverse of `encode_time`.
+
+    Raises:
+        SerializationError: the stored text is not such a time.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SerializationError(f"the store holds {text!r} where a time belongs") from error
+    if moment.tzinfo is None:
+        raise SerializationError(f"the store holds {text!r}, a time without zone")
+    return moment
 
 
 def decode_optional_time(text: str | None) -> datetime | None:
     """Inverse of `encode_optional_time`."""
-    return None if text is None else datetime.fromisoformat(text)
+    return None if text is None else decode_time(text)
 
 
 def plain_text(text: str) -> str:

@@ -1,0 +1,180 @@
+"""Content encryption: nothing readable in the database, and clear words when the key is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+
+from phronomy_ray.canonical_json import content_hash
+from phronomy_ray.commits import ExecutionUpdate
+from phronomy_ray.errors import ConfigurationError, ContentIntegrityError, NotFoundError
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.store.content_codec import ContentCodec
+from phronomy_ray.testing import store_samples as samples
+from phronomy_ray.testing.store_samples import Owner, owned
+
+KEY = Fernet.generate_key().decode()
+OTHER_KEY = Fernet.generate_key().decode()
+CANARY = "CANARY-7f3a"
+
+
+def write_everything(owner: Owner, canary: str) -> None:
+    """Put `canary` into every place that can hold what a user says, in line and over the inline limit."""
+    error = {"type": "ToolError", "code": "x", "message": canary}
+    for number, secret in enumerate((canary, canary * 1000), start=1):
+        execution_id = f"e{number}"
+        row = owner.start(
+            execution_id,
+            input=secret,
+            input_hash=content_hash(secret),
+            durable_context={canary: secret},
+            state={"note": canary},
+        )
+        call = samples.tool_call(execution_id, "alice", arguments={"q": secret})
+        request = samples.approval(call, arguments={"q": secret})
+        model = samples.model_call(execution_id, manifest={"instructions": content_hash(canary)})
+        owner.append(
+            {"text": secret},
+            new_model_calls=(model,),
+            new_tool_calls=(call,),
+            new_approvals=(request,),
+            events=(samples.event(execution_id, "alice", 1, {"p": secret}),),
+            contents=((content_hash(secret), secret),),
+        )
+        done = replace(
+            row, revision=2, status=ExecutionStatus.FAILED, output=secret, error=error, state={"note": canary}
+        )
+        owner.append(
+            execution=ExecutionUpdate(1, done),
+            model_calls=(replace(model, status="failed", error=error, attempts=[{"text": canary}]),),
+            tool_calls=(
+                replace(
+                    call,
+                    status=ToolCallStatus.FAILED,
+                    model_text=secret,
+                    result={"r": secret},
+                    error=error,
+                    attempts=[{"error": canary}],
+                ),
+            ),
+            approvals=(replace(request, status=ApprovalStatus.REJECTED, decided_by=canary, reason=canary),),
+            journal=(samples.record(owner.position + 1, "x", metadata={"m": canary}),),
+        )
+
+
+def everything_stored(database: Any) -> str:
+    if database.url.startswith("sqlite"):
+        files = [database.path, *database.path.parent.glob(database.path.name + "-*")]
+        return "".join(file.read_bytes().decode("latin-1") for file in files)
+    names = database.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
+    return "\n".join(str(database.sql(f'SELECT * FROM "{name}"')) for (name,) in names)
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_canary_is_nowhere_in_the_database(database: Any, key: str | None) -> None:
+    store = database.open(content_key=key)
+    store.create_agent(samples.new_agent("alice", CANARY, metadata={"who": CANARY}))
+    owner = Owner(store, "alice")
+    owner.claim()
+    write_everything(owner, CANARY)
+    stored = everything_stored(database)
+    hashes = [content_hash(CANARY), content_hash(CANARY * 1000)]
+    found = [needle for needle in (CANARY, *hashes) if needle.removeprefix("sha256:") in stored]
+    assert found == ([] if key else [CANARY, *hashes])
+    reader = database.open(content_key=key)
+    assert reader.load_root("alice").metadata == {"who": CANARY}
+    assert [call.result for call in reader.tool_calls("e2")] == [{"r": CANARY * 1000}]
+    assert reader.load_execution("e1").input_hash == content_hash(CANARY)
+    assert reader.load_execution("e2").output == CANARY * 1000
+    assert reader.read_content(content_hash(CANARY)) == CANARY
+    assert reader.approvals(execution_id="e1")[0].reason == CANARY
+    assert reader.read_journal("alice")[0].content == CANARY
+
+
+@pytest.mark.parametrize(("reading", "words"), [(OTHER_KEY, "another key"), (None, "give the key")])
+def test_wrong_or_missing_key_is_refused_at_once(database: Any, reading: str | None, words: str) -> None:
+    owner = owned(database.open(content_key=KEY), "alice", "secret")
+    stranger = database.open(content_key=reading)
+    for call in (
+        lambda: stranger.read_journal("alice"),
+        lambda: stranger.claim("alice", owner={}, now=samples.START),
+        lambda: stranger.create_agent(samples.new_agent("bob")),
+    ):
+        with pytest.raises(ContentIntegrityError, match=words):
+            call()
+    assert owner.claim().root.epoch == 2, "the refused claim took nothing"
+
+
+def test_key_for_a_plain_store_is_refused(database: Any) -> None:
+    owned(database.open())
+    with pytest.raises(ContentIntegrityError, match="plain text"):
+        database.open(content_key=KEY).load_root("alice")
+
+
+def test_key_from_the_environment(database: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PHRONOMY_CONTENT_KEY", KEY)
+    owned(database.open(), "alice", "secret")
+    monkeypatch.delenv("PHRONOMY_CONTENT_KEY")
+    assert database.open(content_key=KEY).read_journal("alice")[0].content == "secret"
+
+
+def test_changed_content_is_noticed(database: Any) -> None:
+    owner = owned(database.open())
+    owner.append("z" * 5000, contents=((content_hash("text"), "text"),))
+    database.sql("UPDATE contents SET body = 'other'")
+    with pytest.raises(ContentIntegrityError, match="does not match its hash"):
+        owner.store.read_content(content_hash("text"))
+    with pytest.raises(ContentIntegrityError, match="does not match its hash"):
+        owner.store.read_journal("alice")
+    database.sql("DELETE FROM contents")
+    with pytest.raises(ContentIntegrityError, match="not stored"):
+        owner.store.read_journal("alice")
+    with pytest.raises(NotFoundError):
+        owner.store.read_content(content_hash("text"))
+
+
+def test_content_with_a_wrong_hash_is_refused(database: Any) -> None:
+    owner = owned(database.open())
+    with pytest.raises(ContentIntegrityError):
+        owner.append(contents=((content_hash("a"), "b"),))
+
+
+class TestContentCodec:
+    """Value by value, without a database."""
+
+    def test_round_trip_and_wrong_keys(self) -> None:
+        codec, other, plain = ContentCodec(KEY), ContentCodec(OTHER_KEY), ContentCodec()
+        sealed = codec.seal('"text"')
+        assert codec.unseal(sealed) == '"text"'
+        with pytest.raises(ContentIntegrityError, match="not the one"):
+            other.unseal(sealed)
+        with pytest.raises(ContentIntegrityError, match="no content key"):
+            plain.unseal(sealed)
+        with pytest.raises(ContentIntegrityError, match="plain text"):
+            codec.unseal('"text"')
+        with pytest.raises(ContentIntegrityError):
+            codec.unseal(sealed[:-8] + "AAAAAAA=")
+
+    def test_content_ids_are_keyed(self) -> None:
+        codec, other, plain = ContentCodec(KEY), ContentCodec(OTHER_KEY), ContentCodec()
+        hash_ = content_hash("text")
+        assert plain.content_id(hash_) == hash_
+        assert len({codec.content_id(hash_), other.content_id(hash_), hash_}) == 3
+        body = codec.seal_body("text")
+        assert codec.unseal_body(codec.content_id(hash_), body) == "text"
+        with pytest.raises(ContentIntegrityError, match="hash"):
+            codec.unseal_body(codec.content_id(content_hash("other")), body)
+        with pytest.raises(ContentIntegrityError, match="no content key"):
+            plain.unseal_body(codec.content_id(hash_), body)
+
+    def test_fingerprint_tells_keys_apart_and_keeps_them_secret(self) -> None:
+        prints = {ContentCodec(key).fingerprint for key in (KEY, OTHER_KEY, None, KEY.encode())}
+        assert len(prints) == 3
+        assert all(KEY[:10] not in text for text in prints)
+
+    def test_bad_key_is_a_configuration_error(self) -> None:
+        with pytest.raises(ConfigurationError, match="Fernet"):
+            ContentCodec("too short")
