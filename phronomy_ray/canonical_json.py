@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from phronomy_ray.errors import SerializationError
 
-JSONValue: TypeAlias = "None | bool | int | float | str | list[JSONValue] | dict[str, JSONValue]"
+JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 
 MAX_DEPTH = 100
 
@@ -46,12 +46,16 @@ def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
             raise SerializationError(f"{path}: {value!r} is not a finite number and JSON has no form for it")
         return float(value)
     if depth >= MAX_DEPTH:
-        raise SerializationError(f"{path}: nested deeper than {MAX_DEPTH} levels (or a value that contains itself)")
+        raise SerializationError(
+            f"{path}: nested deeper than {MAX_DEPTH} levels (or a value that contains itself)"
+        )
     if isinstance(value, Mapping):
         result: dict[str, JSONValue] = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise SerializationError(f"{path}: the key {key!r} is a {type(key).__name__}; JSON keys are strings")
+                raise SerializationError(
+                    f"{path}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
+                )
             result[clean_text(key)] = to_json_value(item, path=f"{path}.{key}", depth=depth + 1)
         return result
     if isinstance(value, list | tuple):

@@ -15,7 +15,6 @@ from typing import Any
 from phronomy_ray.journal import (
     AgentRoot,
     ApprovalRow,
-    ApprovalRow,
     EventRow,
     ExecutionRow,
     JournalRecord,

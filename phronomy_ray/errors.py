@@ -44,9 +44,7 @@ class PhronomyError(Exception):
         return (_rebuild, (type(self), self.message, self.code, self.details))
 
 
-def _rebuild(
-    cls: type[PhronomyError], message: str, code: str, details: dict[str, Any]
-) -> PhronomyError:
+def _rebuild(cls: type[PhronomyError], message: str, code: str, details: dict[str, Any]) -> PhronomyError:
     return cls(message, code=code, details=details)
 
 
@@ -412,7 +410,7 @@ def safe_message(error: BaseException) -> str:
     """``str(error)`` bounded to `MAX_MESSAGE_CHARS`, also when ``__str__`` raises."""
     try:
         text = str(error)
-    except BaseException as broken:  # a user's __str__ may raise anything; the record must still be made
+    except BaseException as broken:  # noqa: BLE001 - a user's __str__ may raise anything; the record must still be made
         text = f"<message unavailable: __str__ raised {type(broken).__name__}>"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 

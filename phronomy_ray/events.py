@@ -81,4 +81,6 @@ class Event:
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Event:
         """Inverse of `to_wire`."""
-        return cls(wire["execution_id"], wire["seq"], EventType(wire["type"]), wire["payload"], wire["durable"])
+        return cls(
+            wire["execution_id"], wire["seq"], EventType(wire["type"]), wire["payload"], wire["durable"]
+        )

@@ -59,7 +59,7 @@ class FaultPoints:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "pause":
                 release = self._file.with_suffix(".release")
-                while not release.exists():
+                while not release.exists():  # noqa: ASYNC110 - another process releases it
                     await asyncio.sleep(_POLL_S)
                 release.unlink()
             case _:

@@ -71,9 +71,7 @@ class ExecutionStatus(StrEnum):
         return self not in NON_TERMINAL
 
 
-NON_TERMINAL = frozenset(
-    {ExecutionStatus.PREPARING, ExecutionStatus.ACTIVE, ExecutionStatus.SUSPENDED}
-)
+NON_TERMINAL = frozenset({ExecutionStatus.PREPARING, ExecutionStatus.ACTIVE, ExecutionStatus.SUSPENDED})
 
 
 class Phase(StrEnum):

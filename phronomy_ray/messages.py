@@ -65,9 +65,7 @@ class Message:
         return cls(Role.USER, content)
 
     @classmethod
-    def assistant(
-        cls, content: str | None = None, tool_calls: tuple[ToolCallRequest, ...] = ()
-    ) -> Message:
+    def assistant(cls, content: str | None = None, tool_calls: tuple[ToolCallRequest, ...] = ()) -> Message:
         """An assistant message, with or without calls."""
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
 
@@ -97,7 +95,7 @@ class Message:
         if not isinstance(wire, dict):
             raise InvalidConversationError(f"a message must be a mapping, not {type(wire).__name__}")
         try:
-            role = Role(wire.get("role"))
+            role = Role(str(wire.get("role")))
         except ValueError:
             raise InvalidConversationError(
                 f"unknown message role {wire.get('role')!r}; use system, user, assistant or tool"

@@ -62,7 +62,9 @@ def encode_result(value: Any, *, shown_chars: int = DEFAULT_SHOWN_CHARS) -> Enco
         json_value = to_json_value(_plain(value, 0))
         text = json_value if isinstance(json_value, str) else dumps_plain(json_value)
     except SerializationError as error:
-        raise ToolError(f"the tool's result cannot be kept: {error.message}", code="unsupported_result") from error
+        raise ToolError(
+            f"the tool's result cannot be kept: {error.message}", code="unsupported_result"
+        ) from error
     if len(text) > MAX_RESULT_CHARS:
         raise ToolError(
             f"the tool's result has {len(text)} characters; at most {MAX_RESULT_CHARS} can be kept",
@@ -82,10 +84,10 @@ def cut_text(text: str, limit: int) -> str:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, enum.Enum):
         return _plain(value.value, depth)
+    if value is None or isinstance(value, bool | int | float):
+        return value
     if isinstance(value, str):
         return clean_text(value)
     if depth >= MAX_DEPTH:

@@ -22,7 +22,13 @@ from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
-from phronomy_ray.errors import AgentAlreadyExistsError, BackpressureError, ConfigurationError, NotFoundError, PhronomyError
+from phronomy_ray.errors import (
+    AgentAlreadyExistsError,
+    BackpressureError,
+    ConfigurationError,
+    NotFoundError,
+    PhronomyError,
+)
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import JournalRecord
 from phronomy_ray.kernel.state import Decide, Resolve
@@ -110,7 +116,9 @@ class AgentActor:
         await self._boot
         engine = self._engine()
         if engine.is_active:
-            raise AgentAlreadyExistsError(f"agent {self._agent_id!r} exists", details={"agent_id": self._agent_id})
+            raise AgentAlreadyExistsError(
+                f"agent {self._agent_id!r} exists", details={"agent_id": self._agent_id}
+            )
         new = new_agent(
             self._agent_id,
             engine.definition,
@@ -144,7 +152,9 @@ class AgentActor:
         stream: bool = False,
     ) -> dict[str, Any]:
         """Admit an execution and return at once; see `AgentEngine.start`."""
-        result = await self._engine().start(execution_id, input, durable_context=durable_context, stream=stream)
+        result = await self._engine().start(
+            execution_id, input, durable_context=durable_context, stream=stream
+        )
         return result.to_wire()
 
     async def invoke(
@@ -223,7 +233,9 @@ class AgentActor:
         """Journal records behind position `after`, as JSON."""
         engine = self._engine()
         await engine.activate()
-        records = await engine.store.run(engine.store.store.read_journal, self._agent_id, after=after, limit=limit)
+        records = await engine.store.run(
+            engine.store.store.read_journal, self._agent_id, after=after, limit=limit
+        )
         return [record_wire(record) for record in records]
 
     async def is_cancelled(self, execution_id: str) -> bool:

@@ -26,7 +26,7 @@ def agent_name(agent_id: str) -> str:
     return f"agent:{agent_id}"
 
 
-def find_actor(name: str, namespace: str) -> ActorHandle | None:
+def find_actor(name: str, namespace: str) -> ActorHandle[Any] | None:
     """The live actor of that name, or ``None``; it may be dying."""
     try:
         return ray.get_actor(name, namespace=namespace)
@@ -34,7 +34,7 @@ def find_actor(name: str, namespace: str) -> ActorHandle | None:
         return None
 
 
-async def call(handle: ActorHandle, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+async def call(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
     """Call a remote method and await its answer.
 
     Raises:
@@ -73,7 +73,7 @@ def is_unreachable(error: BaseException) -> bool:
     )
 
 
-def kill(handle: ActorHandle) -> None:
+def kill(handle: ActorHandle[Any]) -> None:
     """End an actor for good, without restart."""
     ray.kill(handle, no_restart=True)
 
@@ -85,4 +85,5 @@ def node_id() -> str:
 
 def alive_nodes() -> int:
     """Number of nodes of the cluster that are alive."""
-    return max(1, sum(1 for node in ray.nodes() if node["Alive"]))
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return max(1, len([node for node in nodes if node["Alive"]]))

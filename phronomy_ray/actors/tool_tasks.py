@@ -50,7 +50,9 @@ class RayToolExecutor:
         self._chunks: dict[asyncio.Task[None], Any] = {}
         self._nodes = (0.0, 1)
 
-    def dispatch(self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink) -> None:
+    def dispatch(
+        self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
+    ) -> None:
         """See `tools.executor.ToolExecutor`."""
         blocking = []
         for invocation in invocations:
@@ -182,7 +184,9 @@ class _Chunk:
                 asked = time.monotonic()
 
     def _work(self, invocation: ToolInvocation) -> None:
-        started = ToolStarted(invocation.tool_call_id, invocation.attempt, self._node, os.getpid(), timestamp())
+        started = ToolStarted(
+            invocation.tool_call_id, invocation.attempt, self._node, os.getpid(), timestamp()
+        )
         self._ready.put(started)
         bound = self._tools[invocation.tool_name]
         self._ready.put(run_sync(bound, invocation, is_cancelled=self._cancelled.is_set, node=self._node))
@@ -224,7 +228,8 @@ class _Chunk:
         first = self._invocations[0]
         try:
             owner = ray.get_actor(agent_name(first.agent_id), namespace=self._namespace)
-            if ray.get(owner.is_cancelled.remote(first.execution_id), timeout=2.0):
+            get: Any = ray.get
+            if get(owner.is_cancelled.remote(first.execution_id), timeout=2.0):
                 self._cancelled.set()
         except (RayError, ValueError, TimeoutError):
             return  # an owner that cannot answer now is asked again; one that is gone takes this task with it
@@ -238,7 +243,9 @@ def _unavailable(invocation: ToolInvocation, error: Exception, node: str) -> Too
         invocation.attempt,
         ToolCallStatus.FAILED,
         f"Error ({code}): the tool's code cannot be loaded on node {node}",
-        error=ErrorRecord("ToolError", code, f"the tool's code cannot be loaded: {record.message}", (record,)),
+        error=ErrorRecord(
+            "ToolError", code, f"the tool's code cannot be loaded: {record.message}", (record,)
+        ),
         node=node,
         pid=os.getpid(),
         started_at=timestamp(),

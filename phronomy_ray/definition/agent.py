@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
-from phronomy_ray.definition.tool import Tool, ToolSpec, with_name
+from phronomy_ray.definition.tool import Tool, ToolSpec, is_number, is_whole, with_name
 from phronomy_ray.errors import ConfigurationError, DefinitionUnavailableError, SerializationError
 
 DEFAULT_MAX_ITERATIONS = 10
@@ -161,12 +161,6 @@ def _compile(cls: type[Agent]) -> AgentDefinition:
     def wrong(field: str, value: Any, expected: str) -> ConfigurationError:
         return ConfigurationError(f"agent {cls.__name__}: {field} must be {expected}, not {value!r}")
 
-    def is_positive_int(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-    def is_positive(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
     if not (isinstance(cls.model, str) or callable(getattr(cls.model, "stream", None))):
         raise wrong("model", cls.model, "a litellm model name or an object with complete() and stream()")
     instructions = cls.__dict__.get("instructions", cls.instructions)
@@ -176,21 +170,26 @@ def _compile(cls: type[Agent]) -> AgentDefinition:
         raise wrong("instructions", instructions, "text or a function of the input")
     for field in ("max_iterations", "max_output_tokens", "context_window"):
         value = getattr(cls, field)
-        if not is_positive_int(value) and not (value is None and field != "max_iterations"):
+        optional = value is None and field != "max_iterations"
+        if not optional and not (is_whole(value) and value > 0):
             raise wrong(field, value, "a positive whole number")
     for field in ("model_timeout_s", "quiescence_timeout_s"):
-        if not is_positive(getattr(cls, field)):
-            raise wrong(field, getattr(cls, field), "a positive number of seconds")
+        value = getattr(cls, field)
+        if not (is_number(value) and value > 0):
+            raise wrong(field, value, "a positive number of seconds")
     for field in ("model_retries", "empty_answer_retries"):
         value = getattr(cls, field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if not (is_whole(value) and value >= 0):
             raise wrong(field, value, "0 or more")
-    if not isinstance(cls.definition_version, str) or not cls.definition_version:
-        raise wrong("definition_version", cls.definition_version, "non-empty text")
+    version: object = cls.definition_version
+    if not (isinstance(version, str) and version):
+        raise wrong("definition_version", version, "non-empty text")
     try:
         settings = to_json_value(dict(cls.model_settings))
     except (SerializationError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"agent {cls.__name__}: model_settings must be plain JSON: {error}") from error
+        raise ConfigurationError(
+            f"agent {cls.__name__}: model_settings must be plain JSON: {error}"
+        ) from error
     tools = _bind_tools(cls)
     definitions = tuple(bound.spec.definition() for bound in tools.values())
     text = dumps(definitions)
@@ -219,12 +218,15 @@ def _compile(cls: type[Agent]) -> AgentDefinition:
 
 def _bind_tools(cls: type[Agent]) -> dict[str, BoundTool]:
     listed: list[tuple[Any, str | None]]
-    if isinstance(cls.tools, Mapping):
-        listed = list(cls.tools.items())
-    elif isinstance(cls.tools, Sequence) and not isinstance(cls.tools, str):
-        listed = [(item, None) for item in cls.tools]
+    given: object = cls.tools
+    if isinstance(given, Mapping):
+        listed = list(given.items())
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        listed = [(item, None) for item in given]
     else:
-        raise ConfigurationError(f"agent {cls.__name__}: tools must be a list or a mapping, not {cls.tools!r}")
+        raise ConfigurationError(
+            f"agent {cls.__name__}: tools must be a list or a mapping, not {cls.tools!r}"
+        )
     bound: dict[str, BoundTool] = {}
     own_names: set[str] = set()
     for item, alias in listed:
@@ -239,11 +241,15 @@ def _bind_tools(cls: type[Agent]) -> dict[str, BoundTool]:
         if name:
             spec = with_name(spec, name)
         if spec.name in bound:
-            raise ConfigurationError(f"agent {cls.__name__}: two tools are named {spec.name!r}; give one an alias")
+            raise ConfigurationError(
+                f"agent {cls.__name__}: two tools are named {spec.name!r}; give one an alias"
+            )
         bound[spec.name] = BoundTool(spec, item)
     unused = set(cls.tool_aliases) - own_names
     if unused and cls.tools:
-        raise ConfigurationError(f"agent {cls.__name__}: tool_aliases names {sorted(unused)[0]!r}, which is no tool of it")
+        raise ConfigurationError(
+            f"agent {cls.__name__}: tool_aliases names {sorted(unused)[0]!r}, which is no tool of it"
+        )
     return bound
 
 

@@ -58,7 +58,9 @@ class Parameters:
             try:
                 value = to_json_value(loads(raw))
             except SerializationError as error:
-                raise ArgumentError(f"$: the arguments are not valid JSON ({error.message}); got {_echo(raw)}") from None
+                raise ArgumentError(
+                    f"$: the arguments are not valid JSON ({error.message}); got {_echo(raw)}"
+                ) from None
         if isinstance(value, str):
             value = _decode_text(value, {"type": "object"})
         if not isinstance(value, dict):
@@ -75,7 +77,8 @@ class Parameters:
             return self.model.model_validate_json(dumps_plain(arguments), strict=True)
         except ValidationError as error:
             problems = [
-                f"{_path(item['loc'])}: {item['msg']}{_got(item, arguments)}" for item in error.errors(include_url=False)
+                f"{_path(item['loc'])}: {item['msg']}{_got(item, arguments)}"
+                for item in error.errors(include_url=False)
             ]
             shown = "; ".join(problems[:MAX_PROBLEMS])
             more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
@@ -118,7 +121,9 @@ def parameters_of(function: Callable[..., Any], *, tool: str, skip_self: bool = 
         hint = hints[parameter.name]
         if hint is ToolContext:
             if context_parameter is not None:
-                raise ConfigurationError(f"tool {tool!r}: {parameter.name!r} is a second ToolContext parameter")
+                raise ConfigurationError(
+                    f"tool {tool!r}: {parameter.name!r} is a second ToolContext parameter"
+                )
             context_parameter = parameter.name
             continue
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
@@ -154,12 +159,15 @@ def _decode_nested(value: Any, schema: Any, definitions: dict[str, Any]) -> Any:
             properties = option.get("properties", {})
             extra = option.get("additionalProperties")
             value = {
-                key: _decode_nested(item, properties.get(key, extra), definitions) for key, item in value.items()
+                key: _decode_nested(item, properties.get(key, extra), definitions)
+                for key, item in value.items()
             }
         elif isinstance(value, list) and ("items" in option or "prefixItems" in option):
             prefix = option.get("prefixItems", [])
             value = [
-                _decode_nested(item, prefix[index] if index < len(prefix) else option.get("items"), definitions)
+                _decode_nested(
+                    item, prefix[index] if index < len(prefix) else option.get("items"), definitions
+                )
                 for index, item in enumerate(value)
             ]
     return value

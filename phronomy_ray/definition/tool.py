@@ -205,7 +205,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     def decorate(target: Callable[..., Any]) -> FunctionTool:
         if not callable(target):
             raise ConfigurationError(f"@tool takes a function, not {target!r}")
-        name = options.get("name") or getattr(target, "__name__", "")
+        name = str(options.get("name") or getattr(target, "__name__", ""))
         return FunctionTool(target, _compile(target, target, name, options))
 
     return decorate if function is None else decorate(function)
@@ -221,7 +221,12 @@ def _compile_class(cls: type[Tool]) -> ToolSpec:
 
 
 def _compile(
-    function: Callable[..., Any], documented: Any, name: str, options: dict[str, Any], *, skip_self: bool = False
+    function: Callable[..., Any],
+    documented: Any,
+    name: str,
+    options: dict[str, Any],
+    *,
+    skip_self: bool = False,
 ) -> ToolSpec:
     unknown = set(options) - set(_OPTIONS) - {"name"}
     if unknown:
@@ -236,7 +241,9 @@ def _compile(
     redact = tuple(options.get("redact_params") or ())
     for field in redact:
         if field not in parameters.model.model_fields:
-            raise ConfigurationError(f"tool {name!r}: redact_params names {field!r}, which is not a parameter")
+            raise ConfigurationError(
+                f"tool {name!r}: redact_params names {field!r}, which is not a parameter"
+            )
     spec = ToolSpec(
         name=name,
         description=options.get("description") or _description(documented),
@@ -255,23 +262,31 @@ def _compile(
 
 
 def _check(spec: ToolSpec) -> ToolSpec:
-    def wrong(field: str, value: Any, expected: str) -> ConfigurationError:
-        return ConfigurationError(f"tool {spec.name!r}: {field} must be {expected}, not {value!r}")
+    def check(field: str, valid: bool, expected: str) -> None:
+        if not valid:
+            given = getattr(spec, field)
+            raise ConfigurationError(f"tool {spec.name!r}: {field} must be {expected}, not {given!r}")
 
-    if not isinstance(spec.requires_approval, bool):
-        raise wrong("requires_approval", spec.requires_approval, "True or False")
-    if isinstance(spec.timeout_s, bool) or not isinstance(spec.timeout_s, int | float) or spec.timeout_s <= 0:
-        raise wrong("timeout_s", spec.timeout_s, "a positive number of seconds")
-    if isinstance(spec.retries, bool) or not isinstance(spec.retries, int) or spec.retries < 0:
-        raise wrong("retries", spec.retries, "0 or more")
+    check("requires_approval", isinstance(spec.requires_approval, bool), "True or False")
+    check("timeout_s", is_number(spec.timeout_s) and spec.timeout_s > 0, "a positive number of seconds")
+    check("retries", is_whole(spec.retries) and spec.retries >= 0, "0 or more")
     if spec.retries and spec.replay is Replay.NEVER:
         raise ConfigurationError(
             f"tool {spec.name!r}: retries={spec.retries} needs replay='safe' or 'idempotent', not 'never'"
         )
     limit = spec.max_result_chars
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit <= 0:
-        raise wrong("max_result_chars", limit, "a positive number of characters")
+    check("max_result_chars", is_whole(limit) and limit > 0, "a positive number of characters")
     return spec
+
+
+def is_whole(value: object) -> bool:
+    """Whether `value` is an int and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or float and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_name(spec: ToolSpec, name: str) -> ToolSpec:

@@ -40,10 +40,14 @@ def new_agent(
     check_id(agent_id, "agent_id")
     messages = [Message.from_wire(item) for item in context]
     check_conversation(messages)
-    records = []
+    records: list[JournalRecord] = []
     for message in messages:
         kind, channel = _KINDS[message.role]
-        records.append(_record(len(records) + 1, kind, channel, to_json_value(message.to_wire()), message.role.value, now))
+        records.append(
+            _record(
+                len(records) + 1, kind, channel, to_json_value(message.to_wire()), message.role.value, now
+            )
+        )
     for item in knowledge:
         content = check_knowledge(item)
         records.append(_record(len(records) + 1, RecordKind.KNOWLEDGE, Channel.CONTEXT, content, "user", now))
@@ -64,7 +68,11 @@ def new_agent(
 def check_knowledge(item: Any) -> dict[str, Any]:
     """``{"content": text, "metadata": {...}}`` of a knowledge item given as text or mapping."""
     value = {"content": item} if isinstance(item, str) else item
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"].strip():
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("content"), str)
+        or not value["content"].strip()
+    ):
         raise InvalidInputError(f"knowledge must be text or a mapping with a text 'content', not {item!r}")
     unknown = set(value) - {"content", "metadata"}
     if unknown or not isinstance(value.get("metadata", {}), dict):

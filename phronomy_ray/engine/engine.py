@@ -146,7 +146,9 @@ class AgentEngine:
             AgentUnloadedError: this engine was sealed.
         """
         if self._sealed:
-            raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process; wake it and ask again")
+            raise AgentUnloadedError(
+                f"agent {self.agent_id!r} was unloaded from this process; wake it and ask again"
+            )
         if self._state is not None and self._halted is None:
             return
         if self._activating is None or self._activating.done():
@@ -227,7 +229,9 @@ class AgentEngine:
         value = to_json_value(input)
         text = message_of_input(value)
         if durable_context is not None and not isinstance(durable_context, dict):
-            raise InvalidInputError(f"durable_context must be a mapping, not {type(durable_context).__name__}")
+            raise InvalidInputError(
+                f"durable_context must be a mapping, not {type(durable_context).__name__}"
+            )
         context: Any = to_json_value(durable_context)
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
@@ -458,7 +462,9 @@ class AgentEngine:
 
     def _halt(self, error: Exception) -> None:
         """Stop with `error`: the state in memory may differ from the store, so nothing is done from it any more."""
-        self._halted = error if isinstance(error, PhronomyError) else ConfigurationError(f"internal fault: {error!r}")
+        self._halted = (
+            error if isinstance(error, PhronomyError) else ConfigurationError(f"internal fault: {error!r}")
+        )
         if self._halted is not error:
             self._halted.__cause__ = error
         _LOG.warning("agent %s stopped: %s (%s)", self.agent_id, self._halted, self._halted.code)
@@ -503,8 +509,10 @@ class AgentEngine:
                 if not isinstance(value, str):
                     raise ConfigurationError(f"instructions must give text, not {type(value).__name__}")
                 instructions = value
-            event = PreparationDone(effect.execution_id, Prepared(instructions, message_of_input(effect.input)))
-        except Exception as error:  # the user's code may raise anything; the execution must end
+            event = PreparationDone(
+                effect.execution_id, Prepared(instructions, message_of_input(effect.input))
+            )
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything; the execution must end
             event = PreparationFailed(effect.execution_id, redacted(ErrorRecord.from_exception(error)))
         await self._feed(event)
 
@@ -549,7 +557,9 @@ class AgentEngine:
                     "pid": item.pid,
                     "started_at": item.started_at,
                 }
-                event = Event(execution.row.execution_id, execution.event_seq, EventType.TOOL_STARTED, payload, False)
+                event = Event(
+                    execution.row.execution_id, execution.event_seq, EventType.TOOL_STARTED, payload, False
+                )
                 self.hub.publish(event)
             return
         self._outcomes.append(item)
@@ -620,14 +630,20 @@ class AgentEngine:
         }
 
     def _keep_result(
-        self, before: AgentState, after: AgentState, journal: tuple[JournalRecord, ...], effects: tuple[Effect, ...]
+        self,
+        before: AgentState,
+        after: AgentState,
+        journal: tuple[JournalRecord, ...],
+        effects: tuple[Effect, ...],
     ) -> None:
         row: ExecutionRow | None = next((item.row for item in effects if isinstance(item, Settled)), None)
         if row is None:
             return
         earlier = [message for _, message in before.conversation.current]
         messages = (*earlier, *_messages(journal))
-        parts = ResultParts(messages=tuple(Message.from_wire(item) for item in messages), revisions=self._revisions())
+        parts = ResultParts(
+            messages=tuple(Message.from_wire(item) for item in messages), revisions=self._revisions()
+        )
         self._results[row.execution_id] = result_of(row, parts)
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
@@ -654,7 +670,9 @@ def load_result(store: Store, execution_id: str) -> RunResult:
     parts = ResultParts(
         approvals=tuple(store.approvals(execution_id=execution_id, pending_only=True)),
         tool_calls=tuple(store.tool_calls(execution_id)) if row.status is ExecutionStatus.SUSPENDED else (),
-        messages=tuple(Message.from_wire(item) for item in _messages(tuple(store.journal_of_execution(execution_id)))),
+        messages=tuple(
+            Message.from_wire(item) for item in _messages(tuple(store.journal_of_execution(execution_id)))
+        ),
     )
     return result_of(row, parts)
 

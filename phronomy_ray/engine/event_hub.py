@@ -46,7 +46,13 @@ class EventHub:
             position, last = buffer.events[-1]
             text = last.payload.get("text", "") if last.type is EventType.TOKEN else None
             if text is not None and position > buffer.read_position and len(text) < JOIN_CHARS:
-                joined = Event(event.execution_id, event.seq, EventType.TOKEN, {"text": text + event.payload["text"]}, False)
+                joined = Event(
+                    event.execution_id,
+                    event.seq,
+                    EventType.TOKEN,
+                    {"text": text + event.payload["text"]},
+                    False,
+                )
                 buffer.events[-1] = (position, joined)
                 return
         buffer.events.append((buffer.next_position, event))

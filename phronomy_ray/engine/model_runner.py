@@ -36,6 +36,6 @@ async def run_model_call(
         return ModelStopped(request.call_id)
     except CancellationError:
         return ModelStopped(request.call_id)
-    except Exception as error:  # a port of the user's may raise anything; the execution must end
+    except Exception as error:  # noqa: BLE001 - a port of the user's may raise anything; the execution must end
         attempts = error.details.pop("attempts", []) if isinstance(error, PhronomyError) else []
         return ModelFailed(request.call_id, redacted(ErrorRecord.from_exception(error)), list(attempts))

@@ -34,7 +34,9 @@ def prepare_batch(
 ) -> tuple[ToolCall, ...]:
     """One `ToolCall` per request, in request order: completed (refused), awaiting approval, or authorized."""
     return tuple(
-        _prepare(request, position, tools.get(request.name), tools, agent_id, execution_id, model_call_id, now)
+        _prepare(
+            request, position, tools.get(request.name), tools, agent_id, execution_id, model_call_id, now
+        )
         for position, request in enumerate(requests)
     )
 

@@ -178,9 +178,7 @@ def sendable(message: dict[str, Any]) -> dict[str, Any]:
     for call in calls:
         raw = call["function"]["arguments"]
         text = raw if _is_object(raw) else "{}" if not raw.strip() else _unparsed(raw)
-        fixed.append(
-            call if text is raw else {**call, "function": {**call["function"], "arguments": text}}
-        )
+        fixed.append(call if text is raw else {**call, "function": {**call["function"], "arguments": text}})
     return {**message, "tool_calls": fixed}
 
 

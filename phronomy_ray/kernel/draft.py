@@ -25,7 +25,17 @@ from phronomy_ray.journal import (
     RecordKind,
 )
 from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, select
-from phronomy_ray.kernel.state import AgentState, CallModel, Effect, Env, Execution, Progress, Publish, Settled, Step
+from phronomy_ray.kernel.state import (
+    AgentState,
+    CallModel,
+    Effect,
+    Env,
+    Execution,
+    Progress,
+    Publish,
+    Settled,
+    Step,
+)
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.transitions import check_execution_move
 from phronomy_ray.messages import Message

@@ -28,10 +28,14 @@ def failed(draft: Draft, error: ErrorRecord, name: str, *, output: str | None = 
         draft.end_model_call("failed", error=error.to_wire())
     tools_step.close_open_calls(draft)
     draft.record(
-        RecordKind.EXECUTION_FAILED, Channel.AUDIT, {"code": error.code, "type": error.type, "message": error.message}
+        RecordKind.EXECUTION_FAILED,
+        Channel.AUDIT,
+        {"code": error.code, "type": error.type, "message": error.message},
     )
     draft.event("failed", {"error": error.to_wire()})
-    return _end(draft, ExecutionStatus.FAILED, name, error=error.to_wire(), output=output, terminal_reason=error.code)
+    return _end(
+        draft, ExecutionStatus.FAILED, name, error=error.to_wire(), output=output, terminal_reason=error.code
+    )
 
 
 def cancelled(draft: Draft, name: str) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from phronomy_ray.canonical_json import dumps
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentParkedError,
@@ -22,7 +23,6 @@ from phronomy_ray.errors import (
     OutputTruncatedError,
     StateConflictError,
 )
-from phronomy_ray.canonical_json import dumps
 from phronomy_ray.journal import (
     ApprovalStatus,
     Channel,
@@ -111,7 +111,9 @@ def _start(state: AgentState, event: Start, env: Env) -> Step:
             details={"agent_id": root.agent_id, "execution_id": held.execution_id},
         )
     if root.lifecycle is Lifecycle.PARKED:
-        raise AgentParkedError(f"agent {root.agent_id!r} is parked: {root.metadata.get('parked_reason', 'no reason kept')}")
+        raise AgentParkedError(
+            f"agent {root.agent_id!r} is parked: {root.metadata.get('parked_reason', 'no reason kept')}"
+        )
     if root.lifecycle is Lifecycle.CLOSED:
         raise ConfigurationError(f"agent {root.agent_id!r} is closed")
     row = ExecutionRow(
@@ -139,7 +141,11 @@ def _start(state: AgentState, event: Start, env: Env) -> Step:
 
 def _preparation_done(state: AgentState, event: PreparationDone, env: Env) -> Step:
     execution = state.execution
-    if execution is None or execution.row.execution_id != event.execution_id or execution.row.phase is not Phase.PREPARING:
+    if (
+        execution is None
+        or execution.row.execution_id != event.execution_id
+        or execution.row.phase is not Phase.PREPARING
+    ):
         return without_change(state)
     draft = Draft(state, env, execution)
     if execution.row.cancel_requested_at is not None:
@@ -149,7 +155,11 @@ def _preparation_done(state: AgentState, event: PreparationDone, env: Env) -> St
 
 def _preparation_failed(state: AgentState, event: PreparationFailed, env: Env) -> Step:
     execution = state.execution
-    if execution is None or execution.row.execution_id != event.execution_id or execution.row.phase is not Phase.PREPARING:
+    if (
+        execution is None
+        or execution.row.execution_id != event.execution_id
+        or execution.row.phase is not Phase.PREPARING
+    ):
         return without_change(state)
     return failed(Draft(state, env, execution), event.error, "failed")
 
@@ -196,7 +206,12 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
     draft.record(
         RecordKind.MODEL_CALL_RECORDED,
         Channel.AUDIT,
-        {"sequence": ended.sequence, "status": "completed", "usage": usage.to_wire(), "finish": answer.finish_reason.value},
+        {
+            "sequence": ended.sequence,
+            "status": "completed",
+            "usage": usage.to_wire(),
+            "finish": answer.finish_reason.value,
+        },
         model_call=call_id,
     )
     message = answer.message
@@ -445,4 +460,3 @@ def message_of_input(value: object) -> str:
     if not value:
         raise InvalidInputError("input is an empty mapping")
     return dumps(value)
-

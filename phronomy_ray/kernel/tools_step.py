@@ -85,7 +85,11 @@ def ask(draft: Draft) -> None:
             "arguments": request.arguments,
         }
         draft.record(
-            RecordKind.APPROVAL_REQUIRED, Channel.APPROVAL, facts, causation=row.tool_call_id, model_call=row.model_call_id
+            RecordKind.APPROVAL_REQUIRED,
+            Channel.APPROVAL,
+            facts,
+            causation=row.tool_call_id,
+            model_call=row.model_call_id,
         )
         draft.event("approval_required", facts)
     draft.set_approvals(requests)
@@ -96,7 +100,9 @@ def ask(draft: Draft) -> None:
 def decide(draft: Draft, request: ApprovalRow, status: ApprovalStatus, event: Decide) -> None:
     """Record a human's answer to one request and move its call."""
     draft.set_approvals(
-        replace(item, status=status, decided_at=draft.env.now, decided_by=event.decided_by, reason=event.reason)
+        replace(
+            item, status=status, decided_at=draft.env.now, decided_by=event.decided_by, reason=event.reason
+        )
         if item is request
         else item
         for item in draft.execution.approvals
@@ -126,7 +132,9 @@ def decide(draft: Draft, request: ApprovalRow, status: ApprovalStatus, event: De
 
 def dispatch(draft: Draft) -> None:
     """Queue every authorised call for its next attempt."""
-    _dispatch(draft, {call.row.tool_call_id for call in draft.execution.batch if call.phase is ToolPhase.AUTHORIZED})
+    _dispatch(
+        draft, {call.row.tool_call_id for call in draft.execution.batch if call.phase is ToolPhase.AUTHORIZED}
+    )
 
 
 def _dispatch(draft: Draft, ids: set[str]) -> None:
@@ -134,7 +142,9 @@ def _dispatch(draft: Draft, ids: set[str]) -> None:
         draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
     if not ids:
         return
-    draft.set_batch(call.dispatch() if call.row.tool_call_id in ids else call for call in draft.execution.batch)
+    draft.set_batch(
+        call.dispatch() if call.row.tool_call_id in ids else call for call in draft.execution.batch
+    )
     context = draft.execution.row.durable_context
     draft.effects.append(
         DispatchTools(
@@ -256,11 +266,11 @@ def resolve(draft: Draft, event: Resolve) -> None:
         NotFoundError: the call is not waiting for one.
         InvalidInputError: the outcome does not fit what was given with it.
     """
-    call = next(
-        (item for item in draft.execution.batch if item.row.tool_call_id == event.tool_call_id), None
-    )
+    call = next((item for item in draft.execution.batch if item.row.tool_call_id == event.tool_call_id), None)
     if call is None or call.phase is not ToolPhase.UNRESOLVED:
-        waiting = [item.row.tool_call_id for item in draft.execution.batch if item.phase is ToolPhase.UNRESOLVED]
+        waiting = [
+            item.row.tool_call_id for item in draft.execution.batch if item.phase is ToolPhase.UNRESOLVED
+        ]
         raise NotFoundError(
             f"tool call {event.tool_call_id!r} does not wait for a resolution", details={"waiting": waiting}
         )
@@ -271,7 +281,8 @@ def resolve(draft: Draft, event: Resolve) -> None:
     if event.outcome != "succeeded" and event.result is not None:
         raise InvalidInputError(f"outcome {event.outcome!r} takes no result")
     draft.event(
-        "resolved", {"tool_call_id": event.tool_call_id, "outcome": event.outcome, "decided_by": event.decided_by}
+        "resolved",
+        {"tool_call_id": event.tool_call_id, "outcome": event.outcome, "decided_by": event.decided_by},
     )
     if event.outcome == "not_performed":
         _dispatch(draft, {event.tool_call_id})
@@ -309,7 +320,9 @@ def close_open_calls(draft: Draft) -> None:
         if call.is_settled:
             closed.append(call)
         elif call.is_live or call.phase is ToolPhase.UNRESOLVED:
-            closed.append(call.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now))
+            closed.append(
+                call.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
+            )
         elif call.phase is ToolPhase.AWAITING_APPROVAL or call.phase is ToolPhase.AUTHORIZED:
             text = _CLOSING_TEXT[ToolCallStatus.NOT_PERFORMED]
             closed.append(call.close(ToolCallStatus.NOT_PERFORMED, text, draft.env.now))

@@ -55,9 +55,7 @@ TOOL_MOVES: dict[ToolPhase, frozenset[ToolPhase]] = {
             ToolPhase.CANCELLED,
         }
     ),
-    ToolPhase.AWAITING_APPROVAL: frozenset(
-        {ToolPhase.AUTHORIZED, ToolPhase.REJECTED, ToolPhase.CANCELLED}
-    ),
+    ToolPhase.AWAITING_APPROVAL: frozenset({ToolPhase.AUTHORIZED, ToolPhase.REJECTED, ToolPhase.CANCELLED}),
     ToolPhase.AUTHORIZED: frozenset({ToolPhase.QUEUED, ToolPhase.CANCELLED}),
     ToolPhase.QUEUED: frozenset({ToolPhase.RUNNING, ToolPhase.CANCELLED}),
     ToolPhase.RUNNING: frozenset(
@@ -78,9 +76,7 @@ TOOL_MOVES: dict[ToolPhase, frozenset[ToolPhase]] = {
     ToolPhase.CANCELLED: frozenset(),
 }
 
-SETTLED_PHASES = frozenset(
-    {ToolPhase.COMPLETED, ToolPhase.FAILED, ToolPhase.REJECTED, ToolPhase.CANCELLED}
-)
+SETTLED_PHASES = frozenset({ToolPhase.COMPLETED, ToolPhase.FAILED, ToolPhase.REJECTED, ToolPhase.CANCELLED})
 #: Phases in which a body may be running.
 LIVE_PHASES = frozenset({ToolPhase.QUEUED, ToolPhase.RUNNING})
 
@@ -102,12 +98,16 @@ RESTORED_PHASE: dict[ToolCallStatus, ToolPhase] = {
 def check_execution_move(execution_id: str, current: Status, target: Status) -> Status:
     """`target` if the move is legal. Raises `IllegalTransitionError`."""
     if target not in EXECUTION_MOVES[current]:
-        raise IllegalTransitionError(f"execution {execution_id}: {current.value} -> {target.value} is not a legal move")
+        raise IllegalTransitionError(
+            f"execution {execution_id}: {current.value} -> {target.value} is not a legal move"
+        )
     return target
 
 
 def check_tool_move(tool_call_id: str, current: ToolPhase, target: ToolPhase) -> ToolPhase:
     """`target` if the move is legal. Raises `IllegalTransitionError`."""
     if target not in TOOL_MOVES[current]:
-        raise IllegalTransitionError(f"tool call {tool_call_id}: {current.value} -> {target.value} is not a legal move")
+        raise IllegalTransitionError(
+            f"tool call {tool_call_id}: {current.value} -> {target.value} is not a legal move"
+        )
     return target

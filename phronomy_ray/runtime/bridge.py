@@ -73,11 +73,11 @@ def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Cal
     async_name = method.__name__
     name = async_name.removesuffix("_async")
 
-    @functools.wraps(method)
-    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         refuse_on_loop(name, async_name)
         return self.bridge.run(method(self, *args, **kwargs))
 
+    functools.update_wrapper(call, method)
     call.__name__ = name
     call.__qualname__ = method.__qualname__.removesuffix("_async")
     call.__doc__ = f"Blocking form of `{async_name}`.\n\n{method.__doc__ or ''}"

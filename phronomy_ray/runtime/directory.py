@@ -26,7 +26,13 @@ from phronomy_ray.actors.ray_calls import (
     kill,
 )
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
-from phronomy_ray.errors import AgentUnloadedError, ConfigurationError, NotFoundError, PhronomyError, WaitTimeoutError
+from phronomy_ray.errors import (
+    AgentUnloadedError,
+    ConfigurationError,
+    NotFoundError,
+    PhronomyError,
+    WaitTimeoutError,
+)
 from phronomy_ray.runtime.config import RuntimeConfig
 
 #: How long a wake goes on, in seconds: a lost node is noticed by Ray within 7 to 18 s.
@@ -43,7 +49,7 @@ class AgentDirectory:
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
 
-    def find(self, agent_id: str) -> ActorHandle | None:
+    def find(self, agent_id: str) -> ActorHandle[Any] | None:
         """The actor under the agent's name, alive or dying; never starts one."""
         return find_actor(agent_name(agent_id), self._config.namespace)
 
@@ -58,7 +64,7 @@ class AgentDirectory:
             return None
         return status if status["epoch"] is not None else None
 
-    async def wake(self, agent_id: str, wiring: AgentWiring) -> ActorHandle:
+    async def wake(self, agent_id: str, wiring: AgentWiring) -> ActorHandle[Any]:
         """A live actor that owns the stored agent; starts one where there is none.
 
         Raises:
@@ -67,13 +73,13 @@ class AgentDirectory:
         """
         return await self._until_served(agent_id, wiring, None)
 
-    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> ActorHandle:
+    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> ActorHandle[Any]:
         """A live actor for a new agent. Raises `AgentAlreadyExistsError` and as `wake`."""
         return await self._until_served(agent_id, wiring, request)
 
     async def _until_served(
         self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
-    ) -> ActorHandle:
+    ) -> ActorHandle[Any]:
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _is_transient(error)),
             stop=stop_after_delay(WAKE_TIMEOUT_S),
@@ -94,7 +100,7 @@ class AgentDirectory:
 
     async def _serve_once(
         self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
-    ) -> ActorHandle:
+    ) -> ActorHandle[Any]:
         handle = self._get_or_start(agent_id, wiring)
         try:
             if request is not None:
@@ -109,25 +115,23 @@ class AgentDirectory:
             raise
         return handle
 
-    def _get_or_start(self, agent_id: str, wiring: AgentWiring) -> ActorHandle:
+    def _get_or_start(self, agent_id: str, wiring: AgentWiring) -> ActorHandle[Any]:
         resources = dict(self._config.placement.resources)
-        return (
-            ray.remote(AgentActor)  # type: ignore[no-any-return]
-            .options(
-                name=agent_name(agent_id),
-                namespace=self._config.namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=0,
-                max_concurrency=MAX_CONCURRENCY,
-                resources=resources or None,
-            )
-            .remote(agent_id, wiring)
-        )
+        remote: Any = ray.remote(AgentActor)
+        handle: ActorHandle[Any] = remote.options(
+            name=agent_name(agent_id),
+            namespace=self._config.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=MAX_CONCURRENCY,
+            resources=resources or None,
+        ).remote(agent_id, wiring)
+        return handle
 
-    async def _remove_useless(self, handle: ActorHandle) -> None:
+    async def _remove_useless(self, handle: ActorHandle[Any]) -> None:
         """Kill an actor that serves nothing; one that does serve (another class asked) stays."""
         try:
             status = await call(handle, "status", timeout_s=STATUS_TIMEOUT_S)

@@ -14,7 +14,13 @@ from ray.exceptions import RayError
 
 from phronomy_ray.actors.ray_calls import call, is_gone, is_unreachable, kill
 from phronomy_ray.engine.engine import load_result
-from phronomy_ray.errors import AgentUnloadedError, InvalidInputError, NotFoundError, PhronomyError, WaitTimeoutError
+from phronomy_ray.errors import (
+    AgentUnloadedError,
+    InvalidInputError,
+    NotFoundError,
+    PhronomyError,
+    WaitTimeoutError,
+)
 from phronomy_ray.events import Event
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import ExecutionStatus
@@ -44,7 +50,7 @@ class AgentHandle:
     def __init__(self, runtime: Runtime, agent_id: str, wiring: AgentWiring | None = None) -> None:
         self._runtime = runtime
         self._wiring = wiring
-        self._actor: ActorHandle | None = None
+        self._actor: ActorHandle[Any] | None = None
         #: The agent's id.
         self.agent_id = agent_id
 
@@ -151,7 +157,12 @@ class AgentHandle:
         """Say what became of a call whose outcome is unknown.
 
         Args:
-            outcome: ``succeeded`` (with `result`), ``failed`` (with `error`) or ``not_performed`` (it runs again).
+            execution_id: the suspended execution.
+            tool_call_id: the call, see `RunResult.unresolved`.
+            outcome: ``succeeded``, ``failed`` or ``not_performed`` (then it runs again).
+            result: with ``succeeded``: what the tool returned, or would have.
+            error: with ``failed``: what went wrong, for the model.
+            decided_by: who says so.
             expected_revision: refuse if the execution has moved on (`UnresolvedCall.execution_revision`).
 
         Raises:
@@ -219,7 +230,7 @@ class AgentHandle:
 
     # --- finding the actor -------------------------------------------------------------------------------------
 
-    async def actor_async(self) -> ActorHandle:
+    async def actor_async(self) -> ActorHandle[Any]:
         """The raw handle of the live actor; wakes the agent if need be."""
         if self._actor is None:
             wiring = await self._runtime.wiring_of(self.agent_id, self._wiring)
@@ -229,7 +240,7 @@ class AgentHandle:
 
     actor = blocking(actor_async)
 
-    def use_actor(self, actor: ActorHandle) -> AgentHandle:
+    def use_actor(self, actor: ActorHandle[Any]) -> AgentHandle:
         """Start from an actor that is known to be live."""
         self._actor = actor
         return self
@@ -238,7 +249,7 @@ class AgentHandle:
         """Look the actor up again at the next call."""
         self._actor = None
 
-    def live_actor(self) -> ActorHandle | None:
+    def live_actor(self) -> ActorHandle[Any] | None:
         """The actor under the agent's name, without starting one."""
         return self._actor or self._runtime.directory.find(self.agent_id)
 
@@ -319,7 +330,9 @@ class ExecutionHandle:
         actor = self.agent.live_actor()
         if actor is not None:
             try:
-                wire = await call(actor, "result", self.execution_id, until, seconds, timeout_s=seconds + 10.0)
+                wire = await call(
+                    actor, "result", self.execution_id, until, seconds, timeout_s=seconds + 10.0
+                )
                 return RunResult.from_wire(wire) if wire is not None else None
             except AgentUnloadedError:
                 self.agent.forget_actor()
@@ -372,7 +385,12 @@ class ExecutionHandle:
     cancel = blocking(cancel_async)
 
     async def approve_async(
-        self, approval_request_id: str, *, approved: bool = True, decided_by: str | None = None, reason: str | None = None
+        self,
+        approval_request_id: str,
+        *,
+        approved: bool = True,
+        decided_by: str | None = None,
+        reason: str | None = None,
     ) -> RunResult:
         """Answer one of its approval requests; see `AgentHandle.approve_async`."""
         return await self.agent.approve_async(
@@ -439,7 +457,13 @@ class EventStream:
         if actor is not None:
             try:
                 wire = await call(
-                    actor, "events", self._execution.execution_id, self._after, self._cursor, SLICE_S, timeout_s=SLICE_S + 10
+                    actor,
+                    "events",
+                    self._execution.execution_id,
+                    self._after,
+                    self._cursor,
+                    SLICE_S,
+                    timeout_s=SLICE_S + 10,
                 )
                 self._cursor = wire["cursor"]
                 self._ready = [Event.from_wire(item) for item in wire["events"]]

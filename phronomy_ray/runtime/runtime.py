@@ -182,7 +182,9 @@ class Runtime:
 
     load = blocking(load_async)
 
-    async def load_or_create_async(self, agent_class: type[Agent], agent_id: str, **options: Any) -> AgentHandle:
+    async def load_or_create_async(
+        self, agent_class: type[Agent], agent_id: str, **options: Any
+    ) -> AgentHandle:
         """`load_async`, or `create_async` with `options` when it is not stored."""
         try:
             return await self.load_async(agent_class, agent_id)
@@ -193,7 +195,7 @@ class Runtime:
         except AgentAlreadyExistsError:
             return await self.load_async(agent_class, agent_id)
 
-    load_or_create = blocking(load_or_create_async)
+    load_or_create = blocking(load_or_create_async)  # type: ignore[arg-type]  # **options: mypy wants `self` positional-only
 
     async def get_async(self, agent_id: str) -> AgentHandle | None:
         """The live agent, or ``None``; never touches the store."""
@@ -226,7 +228,7 @@ class Runtime:
         """A handle by id alone; its class is found in the store when the agent has to be woken."""
         return AgentHandle(self, check_id(agent_id, "agent_id"))
 
-    async def actor_for_async(self, agent_id: str) -> ActorHandle:
+    async def actor_for_async(self, agent_id: str) -> ActorHandle[Any]:
         """The raw Ray handle of an agent's actor; wakes the agent if need be."""
         return await self.agent(agent_id).actor_async()
 
@@ -344,6 +346,3 @@ def _now() -> datetime:
     from phronomy_ray.clock import SystemClock
 
     return SystemClock().now()
-
-
-

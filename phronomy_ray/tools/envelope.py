@@ -57,7 +57,7 @@ async def run_async(
         if is_cancelled():
             return _cancelled(invocation, node, started)
         return _failed(bound, invocation, error, node, started)
-    except BaseException as error:  # one outcome whatever a body raises; SystemExit must not end the agent
+    except BaseException as error:  # noqa: BLE001 - one outcome whatever a body raises; SystemExit must not end the agent
         return _failed(bound, invocation, error, node, started)
 
 
@@ -75,7 +75,7 @@ def run_sync(
                 if inspect.isawaitable(value):
                     value = asyncio.run(_await_within(value, bound.spec.timeout_s))
         return _succeeded(bound, invocation, value, node, started)
-    except BaseException as error:  # as in run_async
+    except BaseException as error:  # noqa: BLE001 - as in run_async
         return _failed(bound, invocation, error, node, started)
 
 
@@ -163,7 +163,9 @@ def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool]) -> dict[s
     }
 
 
-def _succeeded(bound: BoundTool, invocation: ToolInvocation, value: Any, node: str, started: str) -> ToolOutcome:
+def _succeeded(
+    bound: BoundTool, invocation: ToolInvocation, value: Any, node: str, started: str
+) -> ToolOutcome:
     encoded = encode_result(value, shown_chars=bound.spec.max_result_chars)
     return ToolOutcome(
         invocation.tool_call_id,

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode
@@ -19,7 +19,9 @@ Sink: TypeAlias = Callable[[ToolOutcome | ToolStarted], None]
 class ToolExecutor(Protocol):
     """Runs the bodies of one agent. All methods are called on the agent's event loop."""
 
-    def dispatch(self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink) -> None:
+    def dispatch(
+        self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
+    ) -> None:
         """Run all side by side and give `sink` exactly one outcome for each; returns at once."""
         ...
 
@@ -46,7 +48,9 @@ class CooperativeRuns:
         """Run one call as a task."""
         self._stopping = False
         key = (invocation.tool_call_id, invocation.attempt)
-        task = asyncio.get_running_loop().create_task(self._run(invocation, bound, sink), name=f"tool:{key[0]}")
+        task = asyncio.get_running_loop().create_task(
+            self._run(invocation, bound, sink), name=f"tool:{key[0]}"
+        )
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
@@ -74,7 +78,9 @@ class LocalToolExecutor:
         self._stopping = asyncio.Event()
         self._grace_over = asyncio.Event()
 
-    def dispatch(self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink) -> None:
+    def dispatch(
+        self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
+    ) -> None:
         """See `ToolExecutor`."""
         self._stopping.clear()
         self._grace_over.clear()
@@ -112,13 +118,16 @@ class LocalToolExecutor:
             lambda: run_sync(bound, invocation, is_cancelled=self._stopping.is_set),
         )
         grace = loop.create_task(self._grace_over.wait())
+        waiting: set[asyncio.Future[Any]] = {body, grace}
         done, _ = await asyncio.wait(
-            {body, grace}, timeout=bound.spec.timeout_s, return_when=asyncio.FIRST_COMPLETED
+            waiting, timeout=bound.spec.timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         grace.cancel()
         if body in done:
             sink(body.result())
         elif grace in done:
-            sink(unknown(invocation, "the body did not stop within the grace time", node=NODE, started=started))
+            sink(
+                unknown(invocation, "the body did not stop within the grace time", node=NODE, started=started)
+            )
         else:
             sink(timed_out(bound, invocation, node=NODE, started=started))
