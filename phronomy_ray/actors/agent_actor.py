@@ -193,11 +193,12 @@ class AgentActor:
             events, cursor = await self._engine().events(
                 execution_id, after=after, cursor=cursor, timeout_s=min(wait_s, MAX_WAIT_S)
             )
-        return {
-            "events": [event.to_wire() for event in events],
-            "cursor": cursor,
-            "ended": any(event.is_terminal for event in events),
-        }
+        ended = any(event.is_terminal for event in events)
+        if not events and (await self._engine().view(execution_id)).status.is_terminal:
+            # nothing came: either everything was read, or the end came just now
+            events = await self._engine().stored_events(execution_id, after)
+            ended = True
+        return {"events": [event.to_wire() for event in events], "cursor": cursor, "ended": ended}
 
     async def approve(
         self,

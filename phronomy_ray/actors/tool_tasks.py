@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from phronomy_ray.actors.ray_calls import agent_name, alive_nodes, node_id
+from phronomy_ray.actors.ray_calls import agent_name, alive_nodes, find_actor, node_id
 from phronomy_ray.actors.wiring import DefinitionSource
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode
@@ -226,13 +226,15 @@ class _Chunk:
 
     def _ask_owner(self) -> None:
         first = self._invocations[0]
+        owner = find_actor(agent_name(first.agent_id), self._namespace)
+        if owner is None:
+            return  # its death takes this task with it
         try:
-            owner = ray.get_actor(agent_name(first.agent_id), namespace=self._namespace)
-            get: Any = ray.get
-            if get(owner.is_cancelled.remote(first.execution_id), timeout=2.0):
-                self._cancelled.set()
-        except (RayError, ValueError, TimeoutError):
-            return  # an owner that cannot answer now is asked again; one that is gone takes this task with it
+            stop = ray.get(owner.is_cancelled.remote(first.execution_id), timeout=2.0)
+        except (RayError, TimeoutError):
+            return  # it cannot answer now and is asked again
+        if stop:
+            self._cancelled.set()
 
 
 def _unavailable(invocation: ToolInvocation, error: Exception, node: str) -> ToolOutcome:

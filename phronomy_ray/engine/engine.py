@@ -9,19 +9,20 @@ under a new epoch.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+from typing import Any, cast
 
 from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
 from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.engine.event_hub import EventHub
-from phronomy_ray.engine.model_runner import run_model_call
+from phronomy_ray.engine.reading import check_definition, load_result, messages_of
 from phronomy_ray.engine.store_client import StoreClient
+from phronomy_ray.engine.work import EngineWork, WorkHooks
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentUnloadedError,
@@ -36,38 +37,29 @@ from phronomy_ray.errors import (
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.ids import check_id
-from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord, RecordKind
-from phronomy_ray.kernel.context import Conversation, sendable
+from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord
+from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.machine import message_of_input, step
 from phronomy_ray.kernel.state import (
     AgentState,
-    CallModel,
     Cancel,
     Decide,
-    DispatchTools,
     Effect,
     Env,
     Input,
-    ModelStopped,
-    PreparationDone,
-    PreparationFailed,
-    Prepare,
     Prepared,
     Publish,
     Recover,
     Resolve,
     Settled,
     Start,
-    StopWork,
-    ToolOutcomes,
 )
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.results import ResultParts, RunResult, result_of
 from phronomy_ray.store.port import Store
-from phronomy_ray.tool_calls import ToolOutcome, ToolStarted
 from phronomy_ray.tool_results import encode_result
-from phronomy_ray.tools.envelope import not_performed, redacted
+from phronomy_ray.tools.envelope import redacted
 from phronomy_ray.tools.executor import ToolExecutor
 
 _LOG = logging.getLogger("phronomy_ray.engine")
@@ -94,6 +86,15 @@ class EngineParts:
     store_retry_s: float = 10.0
 
 
+@dataclass
+class EngineTiming:
+    """What this process has spent on the agent's commits."""
+
+    #: Waiting for commits, in seconds.
+    commit_s: float = 0.0
+    commits: int = 0
+
+
 class AgentEngine:
     """One live agent."""
 
@@ -101,6 +102,7 @@ class AgentEngine:
         self.agent_id = agent_id
         self.definition = definition
         self.hub = EventHub()
+        self._timing = EngineTiming()
         self._parts = parts
         self._store = StoreClient(parts.store, retry_s=parts.store_retry_s)
         self._faults = FaultPoints(agent_id, parts.fault_directory)
@@ -109,11 +111,19 @@ class AgentEngine:
         self._activating: asyncio.Task[None] | None = None
         self._halted: PhronomyError | None = None
         self._sealed = False
-        self._stopping: str | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._model_task: asyncio.Task[Any] | None = None
-        self._outcomes: list[ToolOutcome] = []
-        self._flush: asyncio.TimerHandle | None = None
+        self._work = EngineWork(
+            definition,
+            parts.model,
+            parts.tools,
+            WorkHooks(
+                faults=self._faults,
+                publish=self.hub.publish,
+                feed=self._feed,
+                spawn=self._spawn,
+                execution=lambda: self._state.execution if self._state is not None else None,
+            ),
+        )
         self._results: OrderedDict[str, RunResult] = OrderedDict()
         self._budget: int | None = None
         self._budget_known = False
@@ -159,6 +169,8 @@ class AgentEngine:
         async with self._lock:
             if self._state is not None and self._halted is None:
                 return
+            if self._halted is not None:
+                await self._work.stop()  # what an earlier incarnation of this engine left running
             await self._faults.reach("before_claim")
             store = self._store.store
             root = await self._store.run(store.load_root, self.agent_id)
@@ -174,8 +186,7 @@ class AgentEngine:
                     instructions = await self._store.run(store.read_content, digest)
             self._state = AgentState.hydrate(hydration, conversation, instructions)
             self._halted = None
-            self._stopping = None
-            self._outcomes.clear()
+            self._work.reset()
         if self._state.execution is not None:
             await self._input_budget()
             await self._apply(Recover())
@@ -300,7 +311,9 @@ class AgentEngine:
                     self._revisions(),
                 ),
             )
-        result = self._results.get(execution_id) or await read_result(self._store, execution_id)
+        result = self._results.get(execution_id)
+        if result is None:
+            result = await self._store.run(load_result, self._store.store, execution_id)
         if result.agent_id != self.agent_id:
             raise NotFoundError(f"execution {execution_id} belongs to agent {result.agent_id!r}")
         return result
@@ -309,9 +322,12 @@ class AgentEngine:
         """Answer an approval request; repeating the same answer is harmless.
 
         Raises:
+            InvalidInputError: the answer is neither True nor False.
             StateConflictError: it was answered otherwise, or its execution is not the running one.
             NotFoundError: no such request.
         """
+        if not isinstance(cast("object", event.approved), bool):
+            raise InvalidInputError(f"approved must be True or False, not {event.approved!r}")
         await self.activate()
         try:
             await self._apply(event)
@@ -356,7 +372,7 @@ class AgentEngine:
         running = self.state.execution
         if running is None or running.row.execution_id != execution_id:
             return await self.view(execution_id)
-        self._stopping = execution_id  # seen by a dispatch that has not happened yet
+        self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
         await self._apply(Cancel(execution_id, reason))
         return await self.view(execution_id)
 
@@ -372,9 +388,8 @@ class AgentEngine:
         if position is None:
             position = self.hub.position_after_seq(execution_id, after)
         if position is None:
-            rows = await self._store.run(self._store.store.events, execution_id, after=after)
-            if rows:
-                found = [Event.from_row(row) for row in rows]
+            found = await self.stored_events(execution_id, after)
+            if found:
                 known = self.hub.position_after_seq(execution_id, found[-1].seq)
                 return found, self._cursor(known if known is not None else 0)
             position = 0
@@ -391,12 +406,15 @@ class AgentEngine:
             if self._sealed:
                 raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
             remaining = deadline - asyncio.get_running_loop().time()
-            if remaining <= 0:
-                return [], self._cursor(position)
             try:
-                await asyncio.wait_for(changed.wait(), remaining)
+                await asyncio.wait_for(changed.wait(), max(0.0, remaining))
             except TimeoutError:
                 return [], self._cursor(position)
+
+    async def stored_events(self, execution_id: str, after: int) -> list[Event]:
+        """Durable events behind seq `after`, from the store."""
+        rows = await self._store.run(self._store.store.events, execution_id, after=after)
+        return [Event.from_row(row) for row in rows]
 
     def _cursor(self, position: int) -> str:
         return f"{self.state.root.epoch}:{position}"
@@ -424,13 +442,16 @@ class AgentEngine:
             "execution_status": running.row.status.value if running else None,
             "phase": running.row.phase.value if running else None,
             "error": self._error_payload()["error"] if self._halted is not None else None,
+            "timing": {**asdict(self._timing), "model_s": self._work.model_s},
             **self._parts.owner,
         }
 
     def is_cancelled(self, execution_id: str) -> bool:
         """Whether bodies of this execution should stop."""
         running = self._state.execution if self._state is not None else None
-        return running is None or running.row.execution_id != execution_id or self._stopping == execution_id
+        return (
+            running is None or running.row.execution_id != execution_id or self._work.stopping == execution_id
+        )
 
     # --- the single writer -------------------------------------------------------------------------------------
 
@@ -447,7 +468,10 @@ class AgentEngine:
             if decided.commit is not None:
                 try:
                     await self._faults.reach(f"before_commit:{decided.commit.step}")
+                    begun = monotonic()
                     await self._store.commit(decided.commit)
+                    self._timing.commit_s += monotonic() - begun
+                    self._timing.commits += 1
                 except (AgentBusyError, StateConflictError):
                     raise  # the store refused an admission: nothing changed, and the caller is told
                 except Exception as error:
@@ -468,9 +492,7 @@ class AgentEngine:
         if self._halted is not error:
             self._halted.__cause__ = error
         _LOG.warning("agent %s stopped: %s (%s)", self.agent_id, self._halted, self._halted.code)
-        if self._model_task is not None:
-            self._model_task.cancel()
-        self._stopping = None
+        self._work.abandon()
         self.hub.wake()
         if isinstance(error, OwnershipLostError):
             self._parts.on_ownership_lost()
@@ -484,105 +506,10 @@ class AgentEngine:
             case Publish():
                 for row in effect.events:
                     self.hub.publish(Event.from_row(row))
-            case Prepare():
-                self._spawn(self._prepare(effect))
-            case CallModel():
-                await self._faults.reach("before_model")
-                self._model_task = self._spawn(self._call_model(effect))
-            case DispatchTools():
-                await self._dispatch(effect)
-            case StopWork():
-                self._spawn(self._stop_work(effect.execution_id))
             case Settled():
-                self._stopping = None
-
-    # --- work --------------------------------------------------------------------------------------------------
-
-    async def _prepare(self, effect: Prepare) -> None:
-        instructions = self.definition.instructions
-        event: Input
-        try:
-            if not isinstance(instructions, str):
-                value = await asyncio.get_running_loop().run_in_executor(None, instructions, effect.input)
-                if inspect.isawaitable(value):
-                    value = await value
-                if not isinstance(value, str):
-                    raise ConfigurationError(f"instructions must give text, not {type(value).__name__}")
-                instructions = value
-            event = PreparationDone(
-                effect.execution_id, Prepared(instructions, message_of_input(effect.input))
-            )
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything; the execution must end
-            event = PreparationFailed(effect.execution_id, redacted(ErrorRecord.from_exception(error)))
-        await self._feed(event)
-
-    async def _call_model(self, effect: CallModel) -> None:
-        seq = self.state.execution.event_seq if self.state.execution else 0
-
-        def observe(type_: EventType, payload: dict[str, object]) -> None:
-            self.hub.publish(Event(effect.request.execution_id, seq, type_, payload, False))
-
-        if self._stopping == effect.request.execution_id:
-            await self._feed(ModelStopped(effect.request.call_id))
-            return
-        event = await run_model_call(self._port(), effect, observe=observe)
-        self._model_task = None
-        if isinstance(event, ModelStopped) and self._halted is not None:
-            return
-        await self._faults.reach("after_model")
-        await self._feed(event)
-
-    def _port(self) -> ModelPort:
-        model = self.definition.model
-        return self._parts.model if isinstance(model, str) else model
-
-    async def _dispatch(self, effect: DispatchTools) -> None:
-        await self._faults.reach("before_dispatch")
-        execution_id = effect.invocations[0].execution_id
-        if self._stopping == execution_id:
-            for invocation in effect.invocations:
-                self._on_tool(not_performed(invocation))
-            return
-        self._parts.tools.dispatch(effect.invocations, self.definition.tools, self._on_tool)
-        await self._faults.reach("after_dispatch")
-
-    def _on_tool(self, item: ToolOutcome | ToolStarted) -> None:
-        execution = self._state.execution if self._state is not None else None
-        if isinstance(item, ToolStarted):
-            if execution is not None:
-                payload = {
-                    "tool_call_id": item.tool_call_id,
-                    "attempt": item.attempt,
-                    "node": item.node,
-                    "pid": item.pid,
-                    "started_at": item.started_at,
-                }
-                event = Event(
-                    execution.row.execution_id, execution.event_seq, EventType.TOOL_STARTED, payload, False
-                )
-                self.hub.publish(event)
-            return
-        self._outcomes.append(item)
-        live = sum(call.is_live for call in execution.batch) if execution is not None else 0
-        delay = 0.0 if len(self._outcomes) >= live else GROUP_COMMIT_S
-        if self._flush is not None:
-            if delay:
-                return
-            self._flush.cancel()
-        loop = asyncio.get_running_loop()
-        self._flush = loop.call_later(delay, lambda: self._spawn(self._flush_outcomes()))
-
-    async def _flush_outcomes(self) -> None:
-        self._flush = None
-        outcomes, self._outcomes = tuple(self._outcomes), []
-        if outcomes:
-            await self._feed(ToolOutcomes(outcomes))
-
-    async def _stop_work(self, execution_id: str) -> None:
-        self._stopping = execution_id
-        if self._model_task is not None:
-            self._model_task.cancel()
-        await self._parts.tools.stop(self.definition.quiescence_timeout_s)
+                self._work.stopping = None
+            case _:
+                await self._work.perform(effect)
 
     async def _feed(self, event: Input) -> None:
         """Apply an input that no caller waits for: a failure has already stopped the engine and told its waiters."""
@@ -616,7 +543,7 @@ class AgentEngine:
         definition = self.definition
         window = definition.context_window
         if window is None and isinstance(definition.model, str):
-            window = (await self._port().info(definition.model)).max_input_tokens
+            window = (await self._parts.model.info(definition.model)).max_input_tokens
         if window is not None:
             self._budget = max(1, window - (definition.max_output_tokens or 0))
         self._budget_known = True
@@ -640,45 +567,10 @@ class AgentEngine:
         if row is None:
             return
         earlier = [message for _, message in before.conversation.current]
-        messages = (*earlier, *_messages(journal))
+        messages = (*earlier, *messages_of(journal))
         parts = ResultParts(
             messages=tuple(Message.from_wire(item) for item in messages), revisions=self._revisions()
         )
         self._results[row.execution_id] = result_of(row, parts)
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
-
-
-def check_definition(definition: AgentDefinition, stored_id: str, stored_version: str, agent_id: str) -> None:
-    """Raise `ConfigurationError` unless the stored agent belongs to this definition and version."""
-    if (stored_id, stored_version) != (definition.definition_id, definition.definition_version):
-        raise ConfigurationError(
-            f"agent {agent_id!r} is stored as {stored_id!r} version {stored_version!r}; this class is "
-            f"{definition.definition_id!r} version {definition.definition_version!r}",
-            details={"agent_id": agent_id, "stored_id": stored_id, "stored_version": stored_version},
-        )
-
-
-async def read_result(client: StoreClient, execution_id: str) -> RunResult:
-    """A result read back from the store. Raises `NotFoundError`."""
-    return await client.run(load_result, client.store, execution_id)
-
-
-def load_result(store: Store, execution_id: str) -> RunResult:
-    """A result read back from the store. Raises `NotFoundError`."""
-    row = store.load_execution(execution_id)
-    parts = ResultParts(
-        approvals=tuple(store.approvals(execution_id=execution_id, pending_only=True)),
-        tool_calls=tuple(store.tool_calls(execution_id)) if row.status is ExecutionStatus.SUSPENDED else (),
-        messages=tuple(
-            Message.from_wire(item) for item in _messages(tuple(store.journal_of_execution(execution_id)))
-        ),
-    )
-    return result_of(row, parts)
-
-
-_MESSAGE_KINDS = (RecordKind.EXTERNAL_MESSAGE, RecordKind.ASSISTANT_MESSAGE, RecordKind.TOOL_MESSAGE)
-
-
-def _messages(journal: tuple[JournalRecord, ...]) -> list[dict[str, Any]]:
-    return [sendable(record.content) for record in journal if record.kind in _MESSAGE_KINDS]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import RayError
 
 from phronomy_ray.actors.ray_calls import call, is_gone, is_unreachable, kill
-from phronomy_ray.engine.engine import load_result
+from phronomy_ray.engine.reading import load_result
 from phronomy_ray.errors import (
     AgentUnloadedError,
     InvalidInputError,

@@ -13,7 +13,7 @@ import ray
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.definition.agent import Agent, AgentDefinition
 from phronomy_ray.engine.creation import check_knowledge, new_agent
-from phronomy_ray.engine.engine import check_definition
+from phronomy_ray.engine.reading import check_definition
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     ConfigurationError,

@@ -1,0 +1,1 @@
+"""What the benchmarks share: their document, statistics, stores and Ray."""

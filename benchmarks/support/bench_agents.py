@@ -1,0 +1,65 @@
+"""Agents that the benchmarks run; importable by the actors through PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from phronomy_ray import Agent, ToolContext, tool
+from phronomy_ray.models.script import ScriptRequest, call, calls, final
+from phronomy_ray.models.scripted import ScriptedModel
+
+
+def one_tool_turn(request: ScriptRequest):  # type: ignore[no-untyped-def]
+    """Two model calls: ask for one tool call, then answer."""
+    if request.messages[-1]["role"] == "user":
+        return calls(call("lookup", {"key": "price"}))
+    return final("The price is 42 euros, as the table says.")
+
+
+@tool(replay="safe")
+async def lookup(key: str) -> str:
+    """Look a value up."""
+    return f"{key}=42"
+
+
+class OneToolAgent(Agent):
+    """Two model calls and one cooperative tool; the model is in process."""
+
+    model = ScriptedModel(one_tool_turn)
+    instructions = "You answer from the table."
+    tools = (lookup,)
+
+
+class OneToolGatewayAgent(Agent):
+    """The same turn through the model gateway and a real HTTP server."""
+
+    model = "openai/bench"
+    instructions = "You answer from the table."
+    tools = (lookup,)
+    model_settings = {"api_base": os.environ.get("PHRONOMY_BENCH_API_BASE", ""), "api_key": "none"}
+
+
+@tool(replay="safe")
+def hold(folder: str, context: ToolContext) -> str:
+    """Note the start of each attempt, then wait until the folder says go."""
+    with (Path(folder) / "starts").open("a") as log:
+        log.write(f"{time.time()} {os.getpid()}\n")
+    while not (Path(folder) / "go").exists() and not context.is_cancelled():
+        time.sleep(0.02)
+    return "held"
+
+
+def hold_turn(request: ScriptRequest):  # type: ignore[no-untyped-def]
+    """Ask for one call of `hold`, with the folder that the user named."""
+    if request.messages[-1]["role"] == "user":
+        return calls(call("hold", {"folder": request.messages[-1]["content"]}))
+    return final("done")
+
+
+class HoldAgent(Agent):
+    """An agent that can be killed in the middle of a tool call."""
+
+    model = ScriptedModel(hold_turn)
+    tools = (hold,)

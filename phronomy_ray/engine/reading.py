@@ -1,0 +1,45 @@
+"""Reading stored agents and executions back: definition check, results, the messages of a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.journal import ExecutionStatus, JournalRecord, RecordKind
+from phronomy_ray.kernel.context import sendable
+from phronomy_ray.messages import Message
+from phronomy_ray.results import ResultParts, RunResult, result_of
+from phronomy_ray.store.port import Store
+
+
+def check_definition(definition: AgentDefinition, stored_id: str, stored_version: str, agent_id: str) -> None:
+    """Raise `ConfigurationError` unless the stored agent belongs to this definition and version."""
+    if (stored_id, stored_version) != (definition.definition_id, definition.definition_version):
+        raise ConfigurationError(
+            f"agent {agent_id!r} is stored as {stored_id!r} version {stored_version!r}; this class is "
+            f"{definition.definition_id!r} version {definition.definition_version!r}",
+            details={"agent_id": agent_id, "stored_id": stored_id, "stored_version": stored_version},
+        )
+
+
+def load_result(store: Store, execution_id: str) -> RunResult:
+    """A result read back from the store. Raises `NotFoundError`."""
+    row = store.load_execution(execution_id)
+    parts = ResultParts(
+        approvals=tuple(store.approvals(execution_id=execution_id, pending_only=True)),
+        tool_calls=tuple(store.tool_calls(execution_id)) if row.status is ExecutionStatus.SUSPENDED else (),
+        messages=tuple(
+            Message.from_wire(item) for item in messages_of(store.journal_of_execution(execution_id))
+        ),
+    )
+    return result_of(row, parts)
+
+
+_MESSAGE_KINDS = (RecordKind.EXTERNAL_MESSAGE, RecordKind.ASSISTANT_MESSAGE, RecordKind.TOOL_MESSAGE)
+
+
+def messages_of(journal: Iterable[JournalRecord]) -> list[dict[str, Any]]:
+    """Wire forms of the messages among `journal`, as a model could be sent them."""
+    return [sendable(record.content) for record in journal if record.kind in _MESSAGE_KINDS]

@@ -1,0 +1,191 @@
+"""The work of one agent beside its single writer: user code on the input, the model call, tool bodies.
+
+Every piece of work ends in exactly one kernel input that is fed back; nothing here changes the agent's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, cast
+
+from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.engine.model_runner import run_model_call
+from phronomy_ray.errors import ConfigurationError, ErrorRecord
+from phronomy_ray.events import Event, EventType
+from phronomy_ray.faults import FaultPoints
+from phronomy_ray.kernel.machine import message_of_input
+from phronomy_ray.kernel.state import (
+    CallModel,
+    DispatchTools,
+    Execution,
+    Input,
+    ModelStopped,
+    PreparationDone,
+    PreparationFailed,
+    Prepare,
+    Prepared,
+    StopWork,
+    ToolOutcomes,
+)
+from phronomy_ray.models.port import ModelPort
+from phronomy_ray.tool_calls import ToolOutcome, ToolStarted
+from phronomy_ray.tools.envelope import not_performed, redacted
+from phronomy_ray.tools.executor import ToolExecutor
+
+#: Tool outcomes that arrive within this time share a commit, in seconds.
+GROUP_COMMIT_S = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class WorkHooks:
+    """What the work needs of its engine."""
+
+    faults: FaultPoints
+    publish: Callable[[Event], None]
+    #: Hand an input to the single writer.
+    feed: Callable[[Input], Awaitable[None]]
+    spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+    #: The committed execution.
+    execution: Callable[[], Execution | None]
+
+
+class EngineWork:
+    """Runs effects."""
+
+    def __init__(
+        self, definition: AgentDefinition, model: ModelPort, tools: ToolExecutor, hooks: WorkHooks
+    ) -> None:
+        self._definition = definition
+        self._model = model
+        self._tools = tools
+        self._hooks = hooks
+        self._model_task: asyncio.Task[Any] | None = None
+        self._outcomes: list[ToolOutcome] = []
+        self._flush: asyncio.TimerHandle | None = None
+        #: Execution whose work must stop; set before the cancellation is committed.
+        self.stopping: str | None = None
+        #: Seconds spent waiting for model calls, transport of the input included.
+        self.model_s = 0.0
+
+    def reset(self) -> None:
+        """Forget what an earlier incarnation left."""
+        self.stopping = None
+        self._outcomes.clear()
+
+    def abandon(self) -> None:
+        """The engine has stopped: end the model call, whose answer nobody can commit."""
+        self.stopping = None
+        if self._model_task is not None:
+            self._model_task.cancel()
+
+    async def stop(self) -> None:
+        """End the model call and every body; bodies that do not end within the quiescence time are given up."""
+        if self._model_task is not None:
+            self._model_task.cancel()
+        await self._tools.stop(self._definition.quiescence_timeout_s)
+
+    async def perform(self, effect: Prepare | CallModel | DispatchTools | StopWork) -> None:
+        """Begin an effect; returns once it is under way."""
+        match effect:
+            case Prepare():
+                self._hooks.spawn(self._prepare(effect))
+            case CallModel():
+                await self._hooks.faults.reach("before_model")
+                self._hooks.spawn(self._call_model(effect))
+            case DispatchTools():
+                await self._dispatch(effect)
+            case StopWork():
+                self.stopping = effect.execution_id
+                self._hooks.spawn(self.stop())
+
+    async def _prepare(self, effect: Prepare) -> None:
+        instructions = self._definition.instructions
+        event: Input
+        try:
+            if not isinstance(instructions, str):
+                value = await asyncio.get_running_loop().run_in_executor(None, instructions, effect.input)
+                if inspect.isawaitable(value):
+                    value = await value
+                if not isinstance(value, str):
+                    raise ConfigurationError(f"instructions must give text, not {type(value).__name__}")
+                instructions = value
+            event = PreparationDone(
+                effect.execution_id, Prepared(instructions, message_of_input(effect.input))
+            )
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything; the execution must end
+            event = PreparationFailed(effect.execution_id, redacted(ErrorRecord.from_exception(error)))
+        await self._hooks.feed(event)
+
+    async def _call_model(self, effect: CallModel) -> None:
+        request = effect.request
+        if self.stopping == request.execution_id:
+            await self._hooks.feed(ModelStopped(request.call_id))
+            return
+        running = self._hooks.execution()
+        seq = running.event_seq if running is not None else 0
+
+        def observe(type_: EventType, payload: dict[str, object]) -> None:
+            self._hooks.publish(Event(request.execution_id, seq, type_, payload, False))
+
+        begun = monotonic()
+        model = self._definition.model
+        port = self._model if isinstance(model, str) else cast("ModelPort", model)
+        self._model_task = asyncio.get_running_loop().create_task(
+            run_model_call(port, effect, observe=observe)
+        )
+        try:
+            event: Input = await self._model_task
+        except asyncio.CancelledError:  # stopped before its first step
+            event = ModelStopped(request.call_id)
+        self._model_task = None
+        self.model_s += monotonic() - begun
+        await self._hooks.faults.reach("after_model")
+        await self._hooks.feed(event)
+
+    async def _dispatch(self, effect: DispatchTools) -> None:
+        await self._hooks.faults.reach("before_dispatch")
+        if self.stopping == effect.invocations[0].execution_id:
+            for invocation in effect.invocations:
+                self._on_tool(not_performed(invocation))
+            return
+        self._tools.dispatch(effect.invocations, self._definition.tools, self._on_tool)
+        await self._hooks.faults.reach("after_dispatch")
+
+    def _on_tool(self, item: ToolOutcome | ToolStarted) -> None:
+        execution = self._hooks.execution()
+        if isinstance(item, ToolStarted):
+            if execution is not None:
+                self._hooks.publish(_started_event(execution, item))
+            return
+        self._outcomes.append(item)
+        live = sum(call.is_live for call in execution.batch) if execution is not None else 0
+        delay = 0.0 if len(self._outcomes) >= live else GROUP_COMMIT_S
+        if self._flush is not None:
+            if delay:
+                return
+            self._flush.cancel()
+        loop = asyncio.get_running_loop()
+        self._flush = loop.call_later(delay, lambda: self._hooks.spawn(self._flush_outcomes()))
+
+    async def _flush_outcomes(self) -> None:
+        self._flush = None
+        outcomes, self._outcomes = tuple(self._outcomes), []
+        if outcomes:
+            await self._hooks.feed(ToolOutcomes(outcomes))
+
+
+def _started_event(execution: Execution, item: ToolStarted) -> Event:
+    payload = {
+        "tool_call_id": item.tool_call_id,
+        "attempt": item.attempt,
+        "node": item.node,
+        "pid": item.pid,
+        "started_at": item.started_at,
+    }
+    return Event(
+        execution.row.execution_id, execution.event_seq, EventType.TOOL_STARTED, payload, durable=False
+    )
