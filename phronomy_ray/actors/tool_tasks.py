@@ -229,8 +229,9 @@ class _Chunk:
         owner = find_actor(agent_name(first.agent_id), self._namespace)
         if owner is None:
             return  # its death takes this task with it
+        get: Any = ray.get  # its overloads make a call with an untyped reference look like one that never returns
         try:
-            stop = ray.get(owner.is_cancelled.remote(first.execution_id), timeout=2.0)
+            stop = get(owner.is_cancelled.remote(first.execution_id), timeout=2.0)
         except (RayError, TimeoutError):
             return  # it cannot answer now and is asked again
         if stop:
