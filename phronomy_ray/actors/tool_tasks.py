@@ -226,12 +226,11 @@ class _Chunk:
 
     def _ask_owner(self) -> None:
         first = self._invocations[0]
-        owner = find_actor(agent_name(first.agent_id), self._namespace)
+        owner: Any = find_actor(agent_name(first.agent_id), self._namespace)
         if owner is None:
             return  # its death takes this task with it
-        get: Any = ray.get  # its overloads make a call with an untyped reference look like one that never returns
         try:
-            stop = get(owner.is_cancelled.remote(first.execution_id), timeout=2.0)
+            stop = ray.get(owner.is_cancelled.remote(first.execution_id), timeout=2.0)
         except (RayError, TimeoutError):
             return  # it cannot answer now and is asked again
         if stop:
