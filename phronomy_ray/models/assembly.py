@@ -86,14 +86,14 @@ class _Slot:
     __slots__ = (
         "_checked",
         "_whole",
+        "count",
         "id",
         "index",
         "name",
-        "named_again",
         "named_parts",
-        "nameless",
         "parts",
         "reason",
+        "styles",
         "touched",
     )
 
@@ -102,12 +102,14 @@ class _Slot:
         self.id = ""
         self.name = ""
         self.parts: list[str] = []
+        #: Fragments so far, also those without text.
+        self.count = 0
         #: How many of the parts came together with the tool's name.
         self.named_parts = 0
-        #: A fragment without id repeated the name / carried no name. Each is a style of its own; both together mean
-        #: that two calls may have been mixed.
-        self.named_again = False
-        self.nameless = False
+        #: How the fragments after the first were addressed: by "id", by the "name" again without id, by a "late" id
+        #: beside the name, or by "none" of them. A provider keeps to one way; a mixture means that two calls may
+        #: have been mixed.
+        self.styles: set[str] = set()
         #: Why the call was given up, else empty.
         self.reason = ""
         #: Number of the last chunk that named this slot.
@@ -127,9 +129,13 @@ class _Slot:
             self._checked = len(self.parts)
         return self._whole
 
+    def is_mixed(self) -> bool:
+        """Whether its fragments were addressed in ways that no single call is."""
+        return len(self.styles) > 1 and self.styles != {"late", "id"}
+
     def is_settled(self) -> bool:
         """Whether the call is whole and nothing about it is in doubt, so that no further fragment can be its."""
-        return not self.reason and not (self.named_again and self.nameless) and self.is_whole()
+        return not self.reason and not self.is_mixed() and self.is_whole()
 
     def give_up(self, reason: str) -> None:
         """Make the call broken; the first reason stays."""
@@ -139,8 +145,8 @@ class _Slot:
         """The call; broken when it was given up or never named."""
         if not self.name:
             self.give_up("no fragment carried the tool's name")
-        if self.named_again and self.nameless:
-            self.give_up("its name came again in the middle, without an id")
+        if self.is_mixed():
+            self.give_up("its fragments may belong to two calls")
         text = self.joined
         if self.reason:
             return ToolCallRequest(self.id, self.name or UNNAMED_TOOL, broken_arguments(self.reason, text))
@@ -237,7 +243,6 @@ class ToolCallAssembler:
         slot = candidates[-1]
         if name and slot.name:
             same = name == slot.name and (not slot.is_whole() or text.strip() in ("", slot.joined.strip()))
-            slot.named_again = slot.named_again or same
             return slot if same else None
         if slot.is_whole() and text.strip():
             return None
@@ -263,7 +268,6 @@ class ToolCallAssembler:
                 candidate.give_up("its fragments cannot be told from those of another call")
                 candidate.parts.append(text)
             return None
-        slot.nameless = slot.nameless or bool(slot.name)
         return slot
 
     def _named_again(self, slot: _Slot, index: int | None, name: str, text: str) -> _Slot:
@@ -279,11 +283,13 @@ class ToolCallAssembler:
             if name != slot.name or slot.touched == self._chunk:
                 return self._open(index)
             slot.give_up("its name came again, without id or index")
-        slot.named_again = True
         return slot
 
     def _extend(self, slot: _Slot, call_id: str, name: str, text: str) -> None:
         slot.touched = self._chunk
+        if slot.count and text.strip():
+            slot.styles.add(_style(slot, call_id, name))
+        slot.count += 1
         slot.id = slot.id or call_id
         if name and not slot.name:
             slot.name = name
@@ -329,3 +335,10 @@ class ToolCallAssembler:
         slot = self._open(None)
         slot.give_up(reason)
         slot.parts.append(text)
+
+
+def _style(slot: _Slot, call_id: str, name: str) -> str:
+    """How a fragment after the first is addressed; see `_Slot.styles`."""
+    if name and slot.name:
+        return "id" if slot.id and call_id else "late" if call_id else "name"
+    return "id" if slot.id and call_id else "none"

@@ -186,7 +186,7 @@ def call(
     arguments: dict[str, Any] | None = None,
     *,
     raw: str | None = None,
-    id: str | None = None,  # noqa: A002 - the wire's own word
+    id: str | None = None,
 ) -> ScriptedCall:
     """One tool call with `arguments` as JSON text, or the text `raw` verbatim."""
     text = raw if raw is not None else json.dumps(arguments or {}, ensure_ascii=False)

@@ -1,0 +1,338 @@
+"""The way from an agent to its model gateway: a `ModelPort` that survives the death of a gateway.
+
+An agent has a home gateway by the hash of its id. When that one died, is restarting or does not answer a ping, the call
+is made again on the next one: a model call has no effect but its cost. Text that was already streamed is voided by a
+`StreamReset`. Cancelling the awaiting task cancels the call in the gateway, which closes the provider's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import ray
+import tenacity
+from ray.exceptions import RayActorError, RayTaskError
+
+from phronomy_ray.actors.model_gateway import ModelGateway, gateway_options
+from phronomy_ray.errors import ErrorRecord, ModelError, PhronomyError, TransportError
+from phronomy_ray.models.port import (
+    ModelAnswer,
+    ModelAttempt,
+    ModelInfo,
+    ModelRequest,
+    StreamItem,
+    StreamReset,
+    TextDelta,
+)
+from phronomy_ray.models.retry import utc_now
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class _GatewayLostError(Exception):
+    """The gateway cannot answer this call; another one may."""
+
+
+class GatewayModel:
+    """A `ModelPort` over the model gateways of a namespace. Use it on one event loop, in a process connected to Ray."""
+
+    def __init__(
+        self,
+        *,
+        namespace: str,
+        gateways: int = 2,
+        patience_s: float = 120.0,
+        ping_interval_s: float = 10.0,
+        ping_timeout_s: float = 20.0,
+    ) -> None:
+        """
+        Args:
+            namespace: Ray namespace of the gateways.
+            gateways: how many there are.
+            patience_s: how long to look for a living gateway before a call fails with a `TransportError` (code
+                ``gateway_unavailable``).
+            ping_interval_s: a call that has not answered for so long is accompanied by a ping ...
+            ping_timeout_s: ... and given up on this gateway when the ping is not answered (Ray does not notice a hung
+                process).
+        """
+        self._namespace = namespace
+        self._gateways = max(1, gateways)
+        self._patience_s = patience_s
+        self._ping_interval_s = ping_interval_s
+        self._ping_timeout_s = ping_timeout_s
+        self._handles: dict[int, Any] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._spares: asyncio.Task[None] | None = None
+
+    async def complete(self, request: ModelRequest) -> ModelAnswer:
+        """Answer `request` in one piece through a gateway."""
+        search = _Search(self, request)
+        while True:
+            number, started = search.next_gateway(), utc_now().isoformat()
+            ticket = _ticket(request)
+            handle: Any = None
+            try:
+                handle = await self._handle(number)
+                answer = await self._guarded(handle, handle.complete.remote(request, ticket))
+                return search.with_lost(_answered(answer))
+            except _GatewayLostError as lost:
+                self._handles.pop(number, None)
+                _cancel(handle, ticket)  # it may only have been slow
+                await search.lost(lost, started)
+            except PhronomyError as error:
+                raise search.numbered(error) from None
+            except BaseException:
+                _cancel(handle, ticket)
+                raise
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamItem]:
+        """Answer `request` piece by piece through a gateway."""
+        search = _Search(self, request)
+        sent_text = False
+        while True:
+            number, started = search.next_gateway(), utc_now().isoformat()
+            ticket = _ticket(request)
+            handle: Any = None
+            finished = False
+            if sent_text:
+                yield StreamReset(search.attempt)
+                sent_text = False
+            try:
+                handle = await self._handle(number)
+                groups = handle.stream.options(num_returns="streaming").remote(request, ticket)
+                while True:
+                    group = await self._next_group(handle, groups)
+                    if group is None:
+                        finished = True
+                        raise _cancelled_elsewhere()
+                    for item in group:
+                        if isinstance(item, ModelAnswer):
+                            finished = True
+                            yield search.with_lost(item)
+                            return
+                        sent_text = isinstance(item, TextDelta) or (
+                            sent_text and not isinstance(item, StreamReset)
+                        )
+                        yield search.shifted(item)
+            except _GatewayLostError as lost:
+                finished = True
+                self._handles.pop(number, None)
+                _cancel(handle, ticket)
+                await search.lost(lost, started)
+            except PhronomyError as error:
+                finished = True
+                raise search.numbered(error) from None
+            finally:
+                if not finished:
+                    _cancel(handle, ticket)
+
+    async def info(self, model: str) -> ModelInfo:
+        """Limits of `model` as a gateway knows them; unknown when no gateway answers."""
+        for number in range(self._gateways):
+            try:
+                handle = await self._handle(number)
+                found = await self._guarded(handle, handle.info.remote(model))
+            except (_GatewayLostError, PhronomyError):
+                self._handles.pop(number, None)
+                continue
+            return found if isinstance(found, ModelInfo) else ModelInfo()
+        return ModelInfo()
+
+    def home(self, agent_id: str) -> int:
+        """Number of the gateway that an agent asks first."""
+        return (
+            int.from_bytes(hashlib.sha256(agent_id.encode("utf-8", "replace")).digest()[:8]) % self._gateways
+        )
+
+    # --- gateways ----------------------------------------------------------------------------------------------
+
+    async def _handle(self, number: int) -> Any:
+        """A gateway that has answered a ping; made when there is none.
+
+        Raises:
+            _GatewayLostError: it does not come up in time.
+        """
+        found = self._handles.get(number)
+        if found is not None:
+            return found
+        async with self._locks.setdefault(number, asyncio.Lock()):
+            if number not in self._handles:
+                try:
+                    self._handles[number] = await self._get_or_create(number)
+                except (RayActorError, TimeoutError, ValueError) as error:
+                    raise _GatewayLostError(f"gateway {number}: {_first_line(error)}") from None
+        if self._spares is None:
+            # The others are started now: when this one dies, a spare that has litellm loaded must be there.
+            self._spares = asyncio.create_task(self._start_spares(number))
+        return self._handles[number]
+
+    async def _start_spares(self, first: int) -> None:
+        for number in range(self._gateways):
+            if number != first and number not in self._handles:
+                try:
+                    await asyncio.to_thread(_create, number, self._namespace)
+                except (RayActorError, ValueError) as error:
+                    logger.warning("model gateway %d was not started: %s", number, _first_line(error))
+
+    async def _get_or_create(self, number: int) -> Any:
+        """Get or create; a name that a dying actor still holds is asked for again until a live one answers."""
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((RayActorError, ValueError)),
+            stop=tenacity.stop_after_delay(min(10.0, self._patience_s)),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
+            reraise=True,
+        )
+        return await retrying(self._create_and_ping, number)
+
+    async def _create_and_ping(self, number: int) -> Any:
+        # Naming an actor asks the cluster's control service, which is a blocking call.
+        handle = await asyncio.to_thread(_create, number, self._namespace)
+        await asyncio.wait_for(_result(handle.ping.remote()), max(60.0, self._ping_timeout_s))
+        return handle
+
+    async def _guarded(self, handle: Any, reference: Any) -> Any:
+        """The result of a remote call whose gateway is watched while it works."""
+        return await self._watched(handle, _result(reference))
+
+    async def _next_group(self, handle: Any, groups: Any) -> list[StreamItem] | None:
+        async def following() -> list[StreamItem] | None:
+            try:
+                reference = await anext(groups)
+            except StopAsyncIteration:
+                return None
+            items: list[StreamItem] = await reference
+            return items
+
+        return await self._watched(handle, following())
+
+    async def _watched(self, handle: Any, work: Coroutine[Any, Any, T]) -> T:
+        """`work`, given up when the gateway died or does not answer a ping.
+
+        Raises:
+            _GatewayLostError: the gateway is lost.
+            PhronomyError: what the gateway raised.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=self._ping_interval_s)
+                if done:
+                    return task.result()
+                await asyncio.wait_for(_result(handle.ping.remote()), self._ping_timeout_s)
+        except RayTaskError as error:
+            raise _unwrapped(error) from None
+        except PhronomyError:
+            raise
+        except (RayActorError, TimeoutError) as error:
+            raise _GatewayLostError(_first_line(error)) from None
+        finally:
+            task.cancel()
+            task.add_done_callback(_retrieved)
+
+
+class _Search:
+    """Which gateway one call tries next, and what was lost on the way."""
+
+    def __init__(self, model: GatewayModel, request: ModelRequest) -> None:
+        self._first = model.home(request.agent_id)
+        self._count = model._gateways
+        self._deadline = time.monotonic() + model._patience_s
+        self._lost: list[ModelAttempt] = []
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt that comes next."""
+        return len(self._lost) + 1
+
+    def next_gateway(self) -> int:
+        """The home gateway, then the others in order, round and round."""
+        return (self._first + len(self._lost)) % self._count
+
+    async def lost(self, error: _GatewayLostError, started_at: str) -> None:
+        """Remember a lost gateway; after each full round wait a little, and give up when patience is over."""
+        failure = TransportError(f"the model gateway was lost: {error}", code="gateway_unavailable")
+        record = ErrorRecord.from_exception(failure)
+        self._lost.append(ModelAttempt(self.attempt, started_at, utc_now().isoformat(), record))
+        if time.monotonic() >= self._deadline:
+            failure.details["attempts"] = [entry.to_wire() for entry in self._lost]
+            raise failure from None
+        rounds, rest = divmod(len(self._lost), self._count)
+        if rest == 0:
+            await asyncio.sleep(min(2.0, 0.1 * 2**rounds))
+
+    def with_lost(self, answer: ModelAnswer) -> ModelAnswer:
+        """`answer` with the lost attempts before its own."""
+        if not self._lost:
+            return answer
+        own = (replace(entry, number=entry.number + len(self._lost)) for entry in answer.attempts)
+        return replace(answer, attempts=(*self._lost, *own))
+
+    def shifted(self, item: StreamItem) -> StreamItem:
+        """A reset with its number counted over all gateways; other items as they are."""
+        return StreamReset(item.attempt + len(self._lost)) if isinstance(item, StreamReset) else item
+
+    def numbered(self, error: PhronomyError) -> PhronomyError:
+        """`error` with the lost attempts before its own."""
+        own = error.details.get("attempts")
+        if self._lost and isinstance(own, list):
+            later = [{**entry, "number": entry["number"] + len(self._lost)} for entry in own]
+            error.details["attempts"] = [entry.to_wire() for entry in self._lost] + later
+        return error
+
+
+def _create(number: int, namespace: str) -> Any:
+    return ray.remote(ModelGateway).options(**gateway_options(number, namespace)).remote()
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+def _ticket(request: ModelRequest) -> str:
+    return f"{request.call_id}#{uuid.uuid4().hex}"
+
+
+def _cancel(handle: Any, ticket: str) -> None:
+    if handle is not None:
+        try:
+            handle.cancel.remote(ticket)
+        except RayActorError:
+            pass  # a dead gateway has no upstream connection to close
+
+
+def _first_line(error: BaseException) -> str:
+    """Class and first line of an error; Ray's own go on for many."""
+    return ": ".join((type(error).__name__, *str(error).splitlines()[:1]))
+
+
+def _retrieved(task: asyncio.Future[Any]) -> None:
+    """Look at the outcome of a task that nobody waits for any more, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _answered(answer: Any) -> ModelAnswer:
+    if isinstance(answer, ModelAnswer):
+        return answer
+    raise _cancelled_elsewhere()
+
+
+def _cancelled_elsewhere() -> ModelError:
+    """The gateway says that the ticket was cancelled, and it was not by us: the same call was made by a newer owner."""
+    return ModelError("the model call was replaced by a newer one with the same id", code="superseded")
+
+
+def _unwrapped(error: RayTaskError) -> PhronomyError:
+    cause = error.cause
+    if isinstance(cause, PhronomyError):
+        return cause
+    return ModelError(f"the model gateway failed: {type(cause).__name__}: {cause}", code="gateway_failed")

@@ -1,0 +1,187 @@
+"""The model gateway: the one process that imports litellm, as an async Ray actor around a `ModelPort`.
+
+Every call carries a *ticket*, unique to one sending of one request, beside the request's ``call_id``, which is the same for
+every repetition. `cancel` works on tickets and is remembered, so it also holds for a call that arrives after it; a new
+call with a ``call_id`` that is still running replaces the old one, whose caller must be dead. Nothing here survives the
+process, and nothing needs to: a model call can be made again.
+
+The class is plain Python. `gateway_options` says how it becomes an actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from phronomy_ray.models.litellm_model import LitellmModel, import_litellm
+from phronomy_ray.models.port import (
+    ModelAnswer,
+    ModelInfo,
+    ModelPort,
+    ModelRequest,
+    StreamItem,
+    TextDelta,
+)
+
+#: Text is handed over in groups at most this often.
+BATCH_INTERVAL_S = 0.03
+#: Cancelled tickets that are remembered for a call that has not arrived yet.
+MAX_REMEMBERED_CANCELS = 10_000
+MAX_CONCURRENCY = 1_000
+
+logger = logging.getLogger(__name__)
+
+
+def gateway_name(number: int) -> str:
+    """Ray name of the gateway with this number."""
+    return f"models:{number}"
+
+
+def gateway_options(number: int, namespace: str) -> dict[str, Any]:
+    """Options of the actor. It reserves no CPU, is restarted for ever, and Ray never repeats a call by itself."""
+    return {
+        "name": gateway_name(number),
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": MAX_CONCURRENCY,
+        "scheduling_strategy": "SPREAD",
+    }
+
+
+class ModelGateway:
+    """Model calls for many agents on one event loop."""
+
+    def __init__(self, model: ModelPort | None = None) -> None:
+        self._model = model if model is not None else LitellmModel()
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        #: Ticket in force of each running ``call_id``.
+        self._running: dict[str, str] = {}
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._started = time.time()
+        if model is None:
+            # An answer with odd fields makes litellm's own dump warn; we normalise them.
+            warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
+            threading.Thread(target=import_litellm, name="import-litellm", daemon=True).start()
+
+    async def complete(self, request: ModelRequest, ticket: str) -> ModelAnswer | None:
+        """Answer in one piece; ``None`` when the ticket was cancelled. Raises `ModelError`."""
+        task = asyncio.create_task(self._complete(request))
+        with self._registered(request.call_id, ticket, task):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+            answer: ModelAnswer | None = _outcome(task)
+            return answer
+
+    async def stream(self, request: ModelRequest, ticket: str) -> AsyncIterator[list[StreamItem]]:
+        """Answer in groups of items, the `ModelAnswer` last; ends without one when the ticket was cancelled."""
+        queue: asyncio.Queue[StreamItem | None] = asyncio.Queue()
+        task = asyncio.create_task(self._pump(request, queue))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        with self._registered(request.call_id, ticket, task):
+            ended = False
+            while not ended:
+                group = [await queue.get()]
+                sent_at = time.monotonic()
+                while not queue.empty():
+                    group.append(queue.get_nowait())
+                ended = group[-1] is None
+                items = merge_text(item for item in group if item is not None)
+                if items:
+                    yield items
+                # The first piece goes out at once; what comes within the interval goes together.
+                if not ended and not isinstance(group[-1], ModelAnswer):
+                    await _sleep_or_end(task, sent_at + BATCH_INTERVAL_S - time.monotonic())
+            _outcome(task)
+
+    async def cancel(self, ticket: str) -> bool:
+        """Cancel the call with this ticket, now or when it arrives; tells whether it was running."""
+        self._cancelled[ticket] = None
+        while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
+            self._cancelled.popitem(last=False)
+        task = self._tasks.get(ticket)
+        if task is None:
+            return False
+        task.cancel()
+        return True
+
+    async def info(self, model: str) -> ModelInfo:
+        """Limits of a model."""
+        return await self._model.info(model)
+
+    async def ping(self) -> dict[str, Any]:
+        """Sign of life: process id, running calls, seconds since the start."""
+        return {"pid": os.getpid(), "running": len(self._tasks), "uptime_s": time.time() - self._started}
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    async def _complete(self, request: ModelRequest) -> ModelAnswer:
+        return await self._model.complete(request)
+
+    async def _pump(self, request: ModelRequest, queue: asyncio.Queue[StreamItem | None]) -> None:
+        items = self._model.stream(request)
+        try:
+            async for item in items:
+                queue.put_nowait(item)
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                await close()
+
+    @contextlib.contextmanager
+    def _registered(self, call_id: str, ticket: str, task: asyncio.Task[Any]) -> Iterator[None]:
+        former = self._running.get(call_id)
+        if former is not None and former in self._tasks:
+            logger.warning("model call %s is made again while it runs; the former one is cancelled", call_id)
+            self._tasks[former].cancel()
+        self._running[call_id] = ticket
+        self._tasks[ticket] = task
+        if self._cancelled.pop(ticket, self) is None:
+            task.cancel()
+        try:
+            yield
+        finally:
+            task.cancel()
+            self._tasks.pop(ticket, None)
+            self._cancelled.pop(ticket, None)
+            if self._running.get(call_id) == ticket:
+                del self._running[call_id]
+
+
+def merge_text(items: Iterable[StreamItem]) -> list[StreamItem]:
+    """The items with neighbouring texts joined."""
+    merged: list[StreamItem] = []
+    texts: list[str] = []
+    for item in items:
+        if isinstance(item, TextDelta):
+            texts.append(item.text)
+            continue
+        if texts:
+            merged.append(TextDelta("".join(texts)))
+            texts = []
+        merged.append(item)
+    if texts:
+        merged.append(TextDelta("".join(texts)))
+    return merged
+
+
+def _outcome(task: asyncio.Task[Any]) -> Any:
+    """Result of an ended task, ``None`` when it was cancelled; raises what it raised."""
+    return None if task.cancelled() or not task.done() else task.result()
+
+
+async def _sleep_or_end(task: asyncio.Task[Any], seconds: float) -> None:
+    """Sleep, but not beyond the end of `task`."""
+    if seconds > 0 and not task.done():
+        await asyncio.wait({task}, timeout=seconds)
