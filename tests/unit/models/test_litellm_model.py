@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 import traceback
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -502,3 +504,44 @@ def test_each_event_loop_gets_working_connections() -> None:
             thread.start()
             thread.join()
         assert results == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_cached_instructions_reach_an_anthropic_provider_as_marks(stream: bool) -> None:
+    """The Messages API is not ours to serve: the request is recorded and refused."""
+    bodies: list[dict[str, Any]] = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(
+                b'{"type":"error","error":{"type":"invalid_request_error","message":"recorded"}}'
+            )
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    listener = HTTPServer(("127.0.0.1", 0), Refuse)
+    thread = threading.Thread(target=listener.serve_forever)
+    thread.start()
+    try:
+        base = f"http://127.0.0.1:{listener.server_port}"
+        for cache in (True, False):
+            request = ModelRequest(
+                "ex:m1",
+                1,
+                "anthropic/claude-sonnet-4-5",
+                [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}],
+                settings={"api_base": base, "api_key": KEY},
+                cache_instructions=cache,
+            )
+            assert isinstance(await failure(LitellmModel(), request, stream=stream), ModelRequestError)
+    finally:
+        await asyncio.to_thread(listener.shutdown)
+        listener.server_close()
+        thread.join()
+    marked, plain = (body["system"][0] for body in bodies)
+    assert marked == {"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}
+    assert "cache_control" not in plain
