@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from tenacity import retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import retry_if_exception, stop_after_delay, wait_exponential, wait_random
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.actors.agent_actor import AgentActor
@@ -83,7 +83,7 @@ class AgentDirectory:
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: _is_transient(error)),
             stop=stop_after_delay(WAKE_TIMEOUT_S),
-            wait=wait_exponential_jitter(initial=0.05, max=1.0),
+            wait=wait_exponential(multiplier=0.05, max=1.0) + wait_random(0, 0.05),
             reraise=True,
         )
         try:
