@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from tenacity import retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.commits import Commit
@@ -67,6 +67,6 @@ class StoreClient:
         return AsyncRetrying(
             retry=retry_if_exception_type(StoreUnavailableError),
             stop=stop_after_delay(self._retry_s),
-            wait=wait_exponential_jitter(initial=0.05, max=1.0),
+            wait=wait_exponential(multiplier=0.05, max=1.0) + wait_random(0, 0.05),
             reraise=True,
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from phronomy_ray.errors import CancellationError, ErrorRecord
-from phronomy_ray.journal import ApprovalStatus, Channel, ExecutionStatus, Phase, RecordKind
+from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.state import Step
@@ -76,13 +75,5 @@ def rejected(draft: Draft, reason: str | None, name: str) -> Step:
 
 
 def _end(draft: Draft, status: ExecutionStatus, name: str, **changes: Any) -> Step:
-    draft.set_approvals(
-        replace(item, status=ApprovalStatus.VOID, decided_at=draft.env.now)
-        if item.status is ApprovalStatus.PENDING
-        else item
-        for item in draft.execution.approvals
-    )
-    if draft.execution.batch:
-        draft.close_batch()
     draft.move(status, Phase.ENDED, ended_at=draft.env.now, **changes)
     return draft.finish(name)

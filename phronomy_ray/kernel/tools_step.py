@@ -167,16 +167,19 @@ def _dispatch(draft: Draft, ids: set[str]) -> None:
 
 def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
     """Settle calls by the outcomes of their present attempts; whether any fitted. Others are consumed without effect."""
-    by_id = {outcome.tool_call_id: outcome for outcome in outcomes}
+    reported: dict[tuple[str, int], ToolOutcome] = {}
+    for outcome in outcomes:  # the first report of an attempt counts, and a late one of an older attempt hides nothing
+        reported.setdefault((outcome.tool_call_id, outcome.attempt), outcome)
     again: set[str] = set()
     settled: list[ToolCallRow] = []
     stopping = draft.execution.row.cancel_requested_at is not None
     batch = []
     for call in draft.execution.batch:
-        outcome = by_id.get(call.row.tool_call_id)
-        if outcome is None or not call.is_live or outcome.attempt != call.row.attempt:
+        found = reported.get((call.row.tool_call_id, call.row.attempt))
+        if found is None or not call.is_live:
             batch.append(call)
             continue
+        outcome = found
         if outcome.status is ToolCallStatus.UNKNOWN and call.row.replay != "never" and not stopping:
             if call.row.attempt < MAX_DISPATCHES:
                 batch.append(call.running().lost())
@@ -312,7 +315,7 @@ def resolve(draft: Draft, event: Resolve) -> None:
 
 
 def close_open_calls(draft: Draft) -> None:
-    """Give every call without outcome one, and journal the batch, so that no call stays unanswered."""
+    """Give every call and every approval request without outcome one, and journal the batch, so that none stays open."""
     if not draft.execution.batch:
         return
     closed = []
@@ -332,6 +335,12 @@ def close_open_calls(draft: Draft) -> None:
         if before is not call:
             _result_event(draft, call.row)
     draft.set_batch(closed)
+    draft.set_approvals(
+        replace(item, status=ApprovalStatus.VOID, decided_at=draft.env.now)
+        if item.status is ApprovalStatus.PENDING
+        else item
+        for item in draft.execution.approvals
+    )
     journal_batch(draft)
 
 
