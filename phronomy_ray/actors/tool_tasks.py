@@ -2,7 +2,8 @@
 
 * A chunk holds calls of one execution only; results come back as lists of whatever is ready.
 * Calls that must not run twice (``replay="never"``) travel alone, or in few small chunks when there are many, since the
-  death of a worker makes every unfinished call of its chunk unknown. Replayable calls share chunks, one per node.
+  death of a worker makes every unfinished call of its chunk unknown. Replayable calls share chunks, one per node; one
+  that runs again after its worker's death travels as they do, lest it take the same siblings with it each time.
 * Ray repeats nothing: ``max_retries=0``. Only the ledger decides what runs again.
 * A chunk asks its owner now and then whether the execution was cancelled; after the grace time its worker is killed,
   which is allowed because everything in it belongs to that execution.
@@ -31,8 +32,8 @@ from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome, ToolStarted
 from phronomy_ray.tools.envelope import redacted, run_sync, timed_out, timestamp, unknown
 from phronomy_ray.tools.executor import CooperativeRuns, Sink
 
-#: Most chunks that the calls of one batch with ``replay="never"`` are spread over.
-MAX_NEVER_CHUNKS = 16
+#: Most chunks that the calls of one batch which travel alone are spread over.
+MAX_LONE_CHUNKS = 16
 #: Most calls of one chunk, which is its number of threads.
 MAX_CHUNK_CALLS = 128
 #: How often a chunk asks whether it should stop, in seconds.
@@ -100,8 +101,10 @@ def plan_chunks(
 ) -> list[list[ToolInvocation]]:
     """Divide one batch into chunks; no call is lost and none stands twice."""
     never = [item for item in invocations if tools[item.tool_name].spec.replay == "never"]
-    others = [item for item in invocations if tools[item.tool_name].spec.replay != "never"]
-    return [*_divide(never, MAX_NEVER_CHUNKS), *_divide(others, nodes)]
+    replayable = [item for item in invocations if tools[item.tool_name].spec.replay != "never"]
+    again = [item for item in replayable if item.attempt > 1]
+    fresh = [item for item in replayable if item.attempt == 1]
+    return [*_divide(never, MAX_LONE_CHUNKS), *_divide(again, MAX_LONE_CHUNKS), *_divide(fresh, nodes)]
 
 
 def _divide(items: list[ToolInvocation], parts: int) -> list[list[ToolInvocation]]:
