@@ -38,7 +38,7 @@ def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return clean_text(str(value))
+        return clean_text(str.__str__(value))  # a text enum's own __str__ names the member
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -56,7 +56,10 @@ def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
                 raise SerializationError(
                     f"{path}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
                 )
-            result[clean_text(key)] = to_json_value(item, path=f"{path}.{key}", depth=depth + 1)
+            name = clean_text(str.__str__(key))
+            if name in result:
+                raise SerializationError(f"{path}: two keys become {name!r} once lone surrogates are replaced")
+            result[name] = to_json_value(item, path=f"{path}.{key}", depth=depth + 1)
         return result
     if isinstance(value, list | tuple):
         return [
@@ -89,9 +92,13 @@ def loads(text: str | bytes) -> Any:
         SerializationError: the text is not JSON.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise SerializationError(f"stored text is not JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def content_hash(text: str) -> str:
