@@ -44,6 +44,9 @@ SECRET_FIELD_NAMES = frozenset(
     }
 )
 
+#: Provider settings that hold secrets: the names above, and headers as a whole.
+SECRET_SETTINGS = SECRET_FIELD_NAMES | {"default_headers", "extra_headers", "headers"}
+
 _NAMED = (
     r"(?:api[_-]?key|access[_-]?token|auth[_-]?token|refresh[_-]?token|id[_-]?token|session[_-]?token|client[_-]?secret"
     r"|secret(?:[_-]?access)?[_-]?key|private[_-]?key|secret|password|passwd|token)"
@@ -94,6 +97,22 @@ def redact_fields(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> An
     no secret. What is not a mapping, list or tuple is returned as it is.
     """
     return _redact(value, frozenset(_normal(name) for name in names), 0)
+
+
+def redact_json(value: Any, secrets: Iterable[str] = ()) -> Any:
+    """A copy of a JSON-like value whose texts have gone through `redact_text`."""
+    secrets = tuple(secrets)
+
+    def inner(item: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            return REDACTED
+        if isinstance(item, Mapping):
+            return {key: inner(part, depth + 1) for key, part in item.items()}
+        if isinstance(item, list | tuple):
+            return [inner(part, depth + 1) for part in item]
+        return redact_text(item, secrets) if isinstance(item, str) else item
+
+    return inner(value, 0)
 
 
 def secret_values(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> frozenset[str]:

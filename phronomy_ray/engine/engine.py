@@ -2,8 +2,9 @@
 
 All changes go through `_apply`: one at a time, kernel step, commit, and only when that is durable the new state and its
 effects. Work (model call, tool bodies, user code) runs beside it and comes back as kernel inputs. When a commit cannot
-be made, the engine stops with the error instead of going on from memory; the next caller makes it read the store again
-under a new epoch.
+be made, or its effects cannot be begun, the engine stops with the error instead of going on from memory; the next caller
+makes it read the store again under a new epoch. Only when another owner has taken the agent it stays stopped: taking it
+back would stop the other one in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, cast
 
-from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
+from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
 from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.engine.event_hub import EventHub
@@ -33,11 +34,12 @@ from phronomy_ray.errors import (
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
+    StoreError,
 )
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.ids import check_id
-from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord
+from phronomy_ray.journal import ApprovalStatus, ExecutionRow, ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.machine import message_of_input, step
 from phronomy_ray.kernel.state import (
@@ -53,6 +55,7 @@ from phronomy_ray.kernel.state import (
     Resolve,
     Settled,
     Start,
+    ToolOutcomes,
 )
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
@@ -63,8 +66,6 @@ from phronomy_ray.tools.envelope import redacted
 from phronomy_ray.tools.executor import ToolExecutor
 
 _LOG = logging.getLogger("phronomy_ray.engine")
-#: Tool outcomes that arrive within this time share a commit, in seconds.
-GROUP_COMMIT_S = 0.004
 KEPT_RESULTS = 32
 JOURNAL_PAGE = 2_000
 
@@ -120,7 +121,7 @@ class AgentEngine:
                 faults=self._faults,
                 publish=self.hub.publish,
                 feed=self._feed,
-                spawn=self._spawn,
+                spawn=lambda work: self._spawn(self._guard(work)),
                 execution=lambda: self._state.execution if self._state is not None else None,
             ),
         )
@@ -154,7 +155,10 @@ class AgentEngine:
             NotFoundError: no such agent is stored.
             ConfigurationError: it is stored under another class or definition version.
             AgentUnloadedError: this engine was sealed.
+            OwnershipLostError: another owner has taken the agent from this engine.
         """
+        if isinstance(self._halted, OwnershipLostError):
+            raise self._halted
         if self._sealed:
             raise AgentUnloadedError(
                 f"agent {self.agent_id!r} was unloaded from this process; wake it and ask again"
@@ -175,6 +179,7 @@ class AgentEngine:
             store = self._store.store
             root = await self._store.run(store.load_root, self.agent_id)
             check_definition(self.definition, root.definition_id, root.definition_version, self.agent_id)
+            await self._input_budget()
             hydration = await self._store.run(
                 store.claim, self.agent_id, owner=self._parts.owner, now=self._parts.clock.now()
             )
@@ -186,10 +191,20 @@ class AgentEngine:
                     instructions = await self._store.run(store.read_content, digest)
             self._state = AgentState.hydrate(hydration, conversation, instructions)
             self._halted = None
-            self._work.reset()
-        if self._state.execution is not None:
-            await self._input_budget()
-            await self._apply(Recover())
+            await self._recover()
+
+    async def _recover(self) -> None:
+        """Go on with the execution that was found; under the lock, so that nothing of an earlier activation comes between.
+
+        Outcomes that this process still holds because their commit failed count first: what is known stays known.
+        """
+        kept = self._work.reset()
+        before = self.state
+        if kept and before.execution is not None:
+            await self._step(ToolOutcomes(kept))
+        execution = self.state.execution
+        if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
+            await self._step(Recover())
 
     async def _read_journal(self) -> list[JournalRecord]:
         records: list[JournalRecord] = []
@@ -209,18 +224,18 @@ class AgentEngine:
         Raises:
             AgentBusyError: work is running.
         """
-        if self._sealed:
-            return
-        execution = self._state.execution if self._state is not None and self._halted is None else None
-        if execution is not None and execution.row.status is not ExecutionStatus.SUSPENDED:
-            raise AgentBusyError(
-                f"agent {self.agent_id!r} cannot be unloaded: execution {execution.row.execution_id} is "
-                f"{execution.row.status.value} ({execution.row.phase.value})",
-                details={"execution_id": execution.row.execution_id},
-            )
-        self._sealed = True
-        self.hub.wake()
-        async with self._lock:
+        async with self._lock:  # an admission that is being committed comes first
+            if self._sealed:
+                return
+            execution = self._state.execution if self._state is not None and self._halted is None else None
+            if execution is not None and execution.row.status is not ExecutionStatus.SUSPENDED:
+                raise AgentBusyError(
+                    f"agent {self.agent_id!r} cannot be unloaded: execution {execution.row.execution_id} is "
+                    f"{execution.row.status.value} ({execution.row.phase.value})",
+                    details={"execution_id": execution.row.execution_id},
+                )
+            self._sealed = True
+            self.hub.wake()
             self._store.close()
             self._parts.tools.close()
 
@@ -246,10 +261,9 @@ class AgentEngine:
         context: Any = to_json_value(durable_context)
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
-        await self._input_budget()
         prepared = None
         if isinstance(self.definition.instructions, str):
-            prepared = Prepared(self.definition.instructions, text)
+            prepared = Prepared(clean_text(self.definition.instructions), text)
         event = Start(execution_id, value, digest, context, stream, prepared)
         try:
             await self._apply(event)
@@ -331,17 +345,22 @@ class AgentEngine:
         await self.activate()
         try:
             await self._apply(event)
-        except StateConflictError:
+        except (StateConflictError, NotFoundError):
             if not await self._decided_before(event):
                 raise
         return await self.view(event.execution_id)
 
     async def _decided_before(self, event: Decide) -> bool:
+        """Whether this is the stored answer to a request of an earlier batch, an ended execution or a lost owner."""
         approvals = await self._store.run(self._store.store.approvals, execution_id=event.execution_id)
-        wanted = "approved" if event.approved else "rejected"
-        return any(
-            item.approval_request_id == event.approval_request_id and item.status.value == wanted
-            for item in approvals
+        wanted = event.approval_request_id
+        status = next((item.status for item in approvals if item.approval_request_id == wanted), None)
+        if status is None or status is ApprovalStatus.PENDING:
+            return False
+        if status is (ApprovalStatus.APPROVED if event.approved else ApprovalStatus.REJECTED):
+            return True
+        raise StateConflictError(
+            f"approval request {wanted} was already {status.value}", details={"status": status.value}
         )
 
     async def resolve(self, event: Resolve) -> RunResult:
@@ -373,7 +392,10 @@ class AgentEngine:
         if running is None or running.row.execution_id != execution_id:
             return await self.view(execution_id)
         self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
-        await self._apply(Cancel(execution_id, reason))
+        try:
+            await self._apply(Cancel(execution_id, reason))
+        except StateConflictError:
+            pass  # it ended while the cancellation waited for its turn
         return await self.view(execution_id)
 
     async def events(
@@ -381,9 +403,15 @@ class AgentEngine:
     ) -> tuple[list[Event], str]:
         """Events behind `cursor` or, without a valid one, behind the durable seq `after`; waits for at least one.
 
-        Returns the events (none after `timeout_s`) and the cursor to come back with. A terminal event is the last.
+        Returns the events (none after `timeout_s`) and the cursor to come back with. A terminal event is the last; an
+        engine that has stopped and cannot read its store again gives an ``error`` event.
         """
-        await self.activate()
+        try:
+            await self.activate()
+        except StoreError as error:
+            if self._state is None or isinstance(error, NotFoundError):
+                raise
+            return [self._error_event(execution_id, after)], ""
         position = self._position(cursor)
         if position is None:
             position = self.hub.position_after_seq(execution_id, after)
@@ -391,7 +419,8 @@ class AgentEngine:
             found = await self.stored_events(execution_id, after)
             if found:
                 known = self.hub.position_after_seq(execution_id, found[-1].seq)
-                return found, self._cursor(known if known is not None else 0)
+                # without a position the reader comes back by seq: the store may hold more than one page
+                return found, self._cursor(known) if known is not None else ""
             position = 0
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -401,8 +430,7 @@ class AgentEngine:
             if fresh:
                 return fresh, self._cursor(position)
             if self._halted is not None:
-                error = Event(execution_id, after, EventType.ERROR, self._error_payload(), False)
-                return [error], self._cursor(position)
+                return [self._error_event(execution_id, after)], self._cursor(position)
             if self._sealed:
                 raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
             remaining = deadline - asyncio.get_running_loop().time()
@@ -410,6 +438,9 @@ class AgentEngine:
                 await asyncio.wait_for(changed.wait(), max(0.0, remaining))
             except TimeoutError:
                 return [], self._cursor(position)
+
+    def _error_event(self, execution_id: str, seq: int) -> Event:
+        return Event(execution_id, seq, EventType.ERROR, self._error_payload(), False)
 
     async def stored_events(self, execution_id: str, after: int) -> list[Event]:
         """Durable events behind seq `after`, from the store."""
@@ -462,27 +493,37 @@ class AgentEngine:
         async with self._lock:
             if self._halted is not None:
                 raise self._halted
-            before = self.state
-            env = Env(self.definition, self._parts.clock.now(), self._budget, self._parts.owner)
-            decided = step(before, event, env)
+            if self._sealed:
+                raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
+            await self._step(event)
+
+    async def _step(self, event: Input) -> None:
+        before = self.state
+        env = Env(self.definition, self._parts.clock.now(), self._budget, self._parts.owner)
+        decided = step(before, event, env)
+        if decided.commit is not None:
+            try:
+                await self._faults.reach(f"before_commit:{decided.commit.step}")
+                begun = monotonic()
+                await self._store.commit(decided.commit)
+                self._timing.commit_s += monotonic() - begun
+                self._timing.commits += 1
+            except (AgentBusyError, StateConflictError):
+                raise  # the store refused an admission: nothing changed, and the caller is told
+            except Exception as error:
+                self._halt(error)
+                raise
+        try:
             if decided.commit is not None:
-                try:
-                    await self._faults.reach(f"before_commit:{decided.commit.step}")
-                    begun = monotonic()
-                    await self._store.commit(decided.commit)
-                    self._timing.commit_s += monotonic() - begun
-                    self._timing.commits += 1
-                except (AgentBusyError, StateConflictError):
-                    raise  # the store refused an admission: nothing changed, and the caller is told
-                except Exception as error:
-                    self._halt(error)
-                    raise
                 self._state = decided.state
                 self._keep_result(before, decided.state, decided.commit.journal, decided.effects)
                 await self._faults.reach(f"after_commit:{decided.commit.step}")
             for effect in decided.effects:
                 await self._perform(effect)
-            self.hub.wake()
+        except Exception as error:  # an effect that was committed and not begun would never end
+            self._halt(error)
+            raise
+        self.hub.wake()
 
     def _halt(self, error: Exception) -> None:
         """Stop with `error`: the state in memory may differ from the store, so nothing is done from it any more."""
@@ -511,13 +552,25 @@ class AgentEngine:
             case _:
                 await self._work.perform(effect)
 
-    async def _feed(self, event: Input) -> None:
-        """Apply an input that no caller waits for: a failure has already stopped the engine and told its waiters."""
+    async def _feed(self, event: Input) -> bool:
+        """Apply an input that no caller waits for; whether it was. A failure has stopped the engine and told its waiters."""
         try:
             await self._apply(event)
         except PhronomyError as error:
             if self._halted is None:
                 self._halt(error)
+            return False
+        return True
+
+    async def _guard(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Work that ends without an input for the kernel would never be missed: whatever it raises stops the engine."""
+        try:
+            await work
+        except Exception as error:
+            if self._halted is None:
+                self._halt(error)
+            if not isinstance(error, PhronomyError):
+                raise
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -542,8 +595,11 @@ class AgentEngine:
             return
         definition = self.definition
         window = definition.context_window
-        if window is None and isinstance(definition.model, str):
-            window = (await self._parts.model.info(definition.model)).max_input_tokens
+        if window is None:
+            by_name = isinstance(definition.model, str)
+            port = self._parts.model if by_name else definition.model
+            name = definition.model if by_name else type(definition.model).__name__
+            window = (await port.info(name)).max_input_tokens if hasattr(port, "info") else None
         if window is not None:
             self._budget = max(1, window - (definition.max_output_tokens or 0))
         self._budget_known = True

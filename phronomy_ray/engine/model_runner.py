@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from phronomy_ray.errors import CancellationError, ErrorRecord, ModelError, PhronomyError
 from phronomy_ray.events import EventType
 from phronomy_ray.kernel.state import CallModel, ModelAnswered, ModelFailed, ModelStopped
+from phronomy_ray.models.assembly import with_unique_ids
 from phronomy_ray.models.port import ModelAnswer, ModelPort, StreamReset, TextDelta
+from phronomy_ray.redaction import SECRET_SETTINGS, redact_json, secret_values
 from phronomy_ray.tools.envelope import redacted
 
 
 async def run_model_call(
     port: ModelPort, effect: CallModel, *, observe: Callable[[EventType, dict[str, object]], None]
 ) -> ModelAnswered | ModelFailed | ModelStopped:
-    """Make the call. Cancelling the task gives `ModelStopped`; every other end is an answer or a failure."""
+    """Make the call. Cancelling the task gives `ModelStopped`; every other end is an answer or a failure.
+
+    What a port does against its contract is put right here: call ids that are missing or repeated, and errors of any
+    class. Texts of errors are kept without the secrets of the request's settings.
+    """
     request = effect.request
+    secrets = secret_values(request.settings, SECRET_SETTINGS)
     try:
         answer: ModelAnswer | None = None
         if effect.stream:
@@ -31,11 +39,27 @@ async def run_model_call(
             answer = await port.complete(request)
         if answer is None:
             raise ModelError("the model's stream ended without an answer", code="model_protocol")
-        return ModelAnswered(request.call_id, answer)
-    except asyncio.CancelledError:
-        return ModelStopped(request.call_id)
-    except CancellationError:
-        return ModelStopped(request.call_id)
-    except Exception as error:  # noqa: BLE001 - a port of the user's may raise anything; the execution must end
+        return ModelAnswered(request.call_id, _checked(answer, request.call_id, secrets))
+    except BaseException as error:  # noqa: BLE001 - a port may raise anything; the execution must end, and not the loop
+        task = asyncio.current_task()
+        if (
+            isinstance(error, asyncio.CancelledError | CancellationError)
+            and task is not None
+            and task.cancelling()
+        ):
+            return ModelStopped(request.call_id)
         attempts = error.details.pop("attempts", []) if isinstance(error, PhronomyError) else []
-        return ModelFailed(request.call_id, redacted(ErrorRecord.from_exception(error)), list(attempts))
+        record = redacted(ErrorRecord.from_exception(error), secrets)
+        return ModelFailed(request.call_id, record, redact_json(list(attempts), secrets))
+
+
+def _checked(answer: ModelAnswer, call_id: str, secrets: frozenset[str]) -> ModelAnswer:
+    message = answer.message
+    calls = with_unique_ids(message.tool_calls, seed=call_id)
+    if calls != message.tool_calls:
+        message = replace(message, tool_calls=calls)
+    attempts = tuple(
+        attempt if attempt.error is None else replace(attempt, error=redacted(attempt.error, secrets))
+        for attempt in answer.attempts
+    )
+    return replace(answer, message=message, attempts=attempts)

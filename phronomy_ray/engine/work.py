@@ -6,17 +6,20 @@ Every piece of work ends in exactly one kernel input that is fed back; nothing h
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, cast
 
+from phronomy_ray.canonical_json import clean_text
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.engine.model_runner import run_model_call
 from phronomy_ray.errors import ConfigurationError, ErrorRecord
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
+from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.kernel.machine import message_of_input
 from phronomy_ray.kernel.state import (
     CallModel,
@@ -38,6 +41,8 @@ from phronomy_ray.tools.executor import ToolExecutor
 
 #: Tool outcomes that arrive within this time share a commit, in seconds.
 GROUP_COMMIT_S = 0.004
+#: Outcomes that say what a body did, whoever owns the agent by now.
+_KNOWN = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class WorkHooks:
 
     faults: FaultPoints
     publish: Callable[[Event], None]
-    #: Hand an input to the single writer.
-    feed: Callable[[Input], Awaitable[None]]
+    #: Hand an input to the single writer; whether it took it, which it does not when the engine has stopped.
+    feed: Callable[[Input], Awaitable[bool]]
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     #: The committed execution.
     execution: Callable[[], Execution | None]
@@ -71,10 +76,12 @@ class EngineWork:
         #: Seconds spent waiting for model calls, transport of the input included.
         self.model_s = 0.0
 
-    def reset(self) -> None:
-        """Forget what an earlier incarnation left."""
+    def reset(self) -> tuple[ToolOutcome, ...]:
+        """Begin again; returns what bodies of the earlier incarnation have done and nobody has committed."""
         self.stopping = None
+        kept = tuple(outcome for outcome in self._outcomes if outcome.status in _KNOWN)
         self._outcomes.clear()
+        return kept
 
     def abandon(self) -> None:
         """The engine has stopped: end the model call, whose answer nobody can commit."""
@@ -103,22 +110,28 @@ class EngineWork:
                 self._hooks.spawn(self.stop())
 
     async def _prepare(self, effect: Prepare) -> None:
-        instructions = self._definition.instructions
         event: Input
         try:
-            if not isinstance(instructions, str):
-                value = await asyncio.get_running_loop().run_in_executor(None, instructions, effect.input)
-                if inspect.isawaitable(value):
-                    value = await value
-                if not isinstance(value, str):
-                    raise ConfigurationError(f"instructions must give text, not {type(value).__name__}")
-                instructions = value
-            event = PreparationDone(
-                effect.execution_id, Prepared(instructions, message_of_input(effect.input))
-            )
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything; the execution must end
+            # a copy: the user's code must not change what is stored
+            instructions = await self._instructions_for(copy.deepcopy(effect.input))
+            prepared = Prepared(clean_text(instructions), message_of_input(effect.input))
+            event = PreparationDone(effect.execution_id, prepared)
+        except BaseException as error:
+            if _is_cancelled(error):
+                raise  # the loop is closing
             event = PreparationFailed(effect.execution_id, redacted(ErrorRecord.from_exception(error)))
         await self._hooks.feed(event)
+
+    async def _instructions_for(self, value: Any) -> str:
+        instructions = self._definition.instructions
+        if isinstance(instructions, str):
+            return instructions
+        found = await asyncio.get_running_loop().run_in_executor(None, _call, instructions, value)
+        if inspect.isawaitable(found):
+            found = await found
+        if not isinstance(found, str):
+            raise ConfigurationError(f"instructions must give text, not {type(found).__name__}")
+        return found
 
     async def _call_model(self, effect: CallModel) -> None:
         request = effect.request
@@ -134,15 +147,17 @@ class EngineWork:
         begun = monotonic()
         model = self._definition.model
         port = self._model if isinstance(model, str) else cast("ModelPort", model)
-        self._model_task = asyncio.get_running_loop().create_task(
-            run_model_call(port, effect, observe=observe)
-        )
+        task = asyncio.get_running_loop().create_task(run_model_call(port, effect, observe=observe))
+        self._model_task = task
         try:
-            event: Input = await self._model_task
-        except asyncio.CancelledError:  # stopped before its first step
+            event: Input = await task
+        except asyncio.CancelledError:  # stopped before its first step, or the loop is closing
             event = ModelStopped(request.call_id)
-        self._model_task = None
+        if self._model_task is task:
+            self._model_task = None
         self.model_s += monotonic() - begun
+        if isinstance(event, ModelStopped) and self.stopping != request.execution_id:
+            return  # this engine has stopped or its loop is closing: nobody cancelled the execution
         await self._hooks.faults.reach("after_model")
         await self._hooks.feed(event)
 
@@ -173,9 +188,23 @@ class EngineWork:
 
     async def _flush_outcomes(self) -> None:
         self._flush = None
-        outcomes, self._outcomes = tuple(self._outcomes), []
-        if outcomes:
-            await self._hooks.feed(ToolOutcomes(outcomes))
+        outcomes, self._outcomes = self._outcomes, []
+        if outcomes and not await self._hooks.feed(ToolOutcomes(tuple(outcomes))):
+            self._outcomes[:0] = outcomes  # for the next activation: what is known must not become unknown
+
+
+def _call(function: Callable[[Any], Any], value: Any) -> Any:
+    """Call the user's function on a thread. A future cannot carry `StopIteration`; it comes out as `RuntimeError`."""
+    try:
+        return function(value)
+    except StopIteration as error:
+        raise RuntimeError("the instructions function raised StopIteration") from error
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether the present task is being cancelled, as opposed to user code that raised such an error by itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _started_event(execution: Execution, item: ToolStarted) -> Event:

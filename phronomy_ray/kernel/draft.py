@@ -40,10 +40,9 @@ from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.transitions import check_execution_move
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelRequest
-from phronomy_ray.redaction import redact_fields
+from phronomy_ray.redaction import SECRET_SETTINGS, redact_fields, redact_json
 
 MANIFEST_FORMAT = 1
-_SECRET_SETTINGS = ("api_key", "authorization", "token", "password", "secret", "extra_headers", "headers")
 
 _LIFECYCLE = {
     ExecutionStatus.PREPARING: Lifecycle.ACTIVE,
@@ -231,7 +230,7 @@ class Draft:
             "instructions": self.execution.progress.instructions_hash,
             "tools": tools_hash,
             "model": model,
-            "settings": redact_fields(settings, _SECRET_SETTINGS),
+            "settings": redact_json(redact_fields(settings, SECRET_SETTINGS)),
         }
         return request, manifest
 

@@ -220,6 +220,8 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
     if not text.strip() and not message.tool_calls:
         if stopping:
             return cancelled(draft, "cancel")
+        if answer.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER):
+            return _final_answer(draft, text, answer.finish_reason)
         return _empty_answer(draft, answer.finish_reason)
     draft.progress(empty_answers=0)
     draft.message(RecordKind.ASSISTANT_MESSAGE, Channel.MODEL, message, model_call=call_id)
@@ -250,10 +252,10 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
 
 def _final_answer(draft: Draft, text: str, finish: FinishReason) -> Step:
     if finish is FinishReason.LENGTH:
-        return failed(draft, _truncated(text), "failed", output=text)
+        return failed(draft, _truncated(text), "failed", output=text or None)
     if finish is FinishReason.CONTENT_FILTER:
         error = ModelError("the provider's content filter cut the answer", code="content_filter")
-        return failed(draft, ErrorRecord.from_exception(error), "failed", output=text)
+        return failed(draft, ErrorRecord.from_exception(error), "failed", output=text or None)
     return completed(draft, text, "terminal")
 
 
@@ -300,7 +302,7 @@ def _model_failed(state: AgentState, event: ModelFailed, env: Env) -> Step:
 
 def _model_stopped(state: AgentState, event: ModelStopped, env: Env) -> Step:
     execution = _waits_for(state, event.model_call_id)
-    if execution is None:
+    if execution is None or execution.row.cancel_requested_at is None:
         return without_change(state)
     return cancelled(Draft(state, env, execution), "cancel")
 

@@ -168,7 +168,9 @@ def _dispatch(draft: Draft, ids: set[str]) -> None:
 def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
     """Settle calls by the outcomes of their present attempts; whether any fitted. Others are consumed without effect."""
     reported: dict[tuple[str, int], ToolOutcome] = {}
-    for outcome in outcomes:  # the first report of an attempt counts, and a late one of an older attempt hides nothing
+    for (
+        outcome
+    ) in outcomes:  # the first report of an attempt counts, and a late one of an older attempt hides nothing
         reported.setdefault((outcome.tool_call_id, outcome.attempt), outcome)
     again: set[str] = set()
     settled: list[ToolCallRow] = []

@@ -7,21 +7,30 @@ Whatever a body does short of killing its process, the envelope returns a `ToolO
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
+from phronomy_ray.canonical_json import clean_text, to_json_value
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.schema import ArgumentError
-from phronomy_ray.errors import CancellationError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
+from phronomy_ray.errors import (
+    CancellationError,
+    ErrorRecord,
+    PhronomyError,
+    SerializationError,
+    ToolError,
+    ToolTimeoutError,
+)
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.redaction import redact_text
+from phronomy_ray.redaction import redact_json, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
 from phronomy_ray.tool_results import encode_result
 
@@ -62,14 +71,23 @@ async def run_async(
 
 
 def run_sync(
-    bound: BoundTool, invocation: ToolInvocation, *, is_cancelled: Callable[[], bool], node: str = NODE
+    bound: BoundTool,
+    invocation: ToolInvocation,
+    *,
+    is_cancelled: Callable[[], bool],
+    node: str = NODE,
+    on_attempt: Callable[[], None] = lambda: None,
 ) -> ToolOutcome:
-    """Run one call in the present thread. The caller enforces the timeout: a thread cannot be stopped."""
+    """Run one call in the present thread. The caller enforces the timeout: a thread cannot be stopped.
+
+    `on_attempt` is called before each attempt, so that the caller's clock can start again.
+    """
     started = timestamp()
     try:
         arguments = _bind(bound, invocation, is_cancelled)
         value: Any = None
         for attempt in Retrying(**_retry_options(bound, is_cancelled)):
+            on_attempt()
             with attempt:
                 value = bound.tool.body(arguments)
                 if inspect.isawaitable(value):
@@ -99,6 +117,19 @@ def unknown(invocation: ToolInvocation, reason: str, *, node: str = "", started:
     )
 
 
+def missing_tool(invocation: ToolInvocation) -> ToolOutcome:
+    """The outcome of a stored call whose tool the definition has no more."""
+    text = f"the agent's definition has no tool {invocation.tool_name!r} any more"
+    return ToolOutcome(
+        invocation.tool_call_id,
+        invocation.attempt,
+        ToolCallStatus.FAILED,
+        f"Error (definition_changed): {text}",
+        error=ErrorRecord("ToolError", "definition_changed", text),
+        ended_at=timestamp(),
+    )
+
+
 def not_performed(invocation: ToolInvocation) -> ToolOutcome:
     """The outcome of a call whose body was never started."""
     return ToolOutcome(
@@ -116,7 +147,7 @@ def _bind(bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[
         tool_call_id=invocation.tool_call_id,
         idempotency_key=invocation.tool_call_id,
         attempt=invocation.attempt,
-        durable_context=invocation.durable_context,
+        durable_context=copy.deepcopy(invocation.durable_context),  # one body must not change what others get
         timeout_s=bound.spec.timeout_s,
         is_cancelled=is_cancelled,
     )
@@ -187,7 +218,10 @@ def _failed(
     if isinstance(error, _Stopped):
         return _cancelled(invocation, node, started)
     status = ToolCallStatus.TIMED_OUT if isinstance(error, ToolTimeoutError) else ToolCallStatus.FAILED
-    record = redacted(ErrorRecord.from_exception(error, with_traceback=not isinstance(error, PhronomyError)))
+    secrets = (
+        secret_values(invocation.arguments, bound.spec.redact_params) if bound.spec.redact_params else ()
+    )
+    record = redacted(_describe(error), secrets)
     label = record.code if isinstance(error, PhronomyError) else record.type
     text = f"Error ({label}): {record.message}"
     return ToolOutcome(
@@ -204,6 +238,13 @@ def _failed(
     )
 
 
+def _describe(error: BaseException) -> ErrorRecord:
+    try:
+        return ErrorRecord.from_exception(error, with_traceback=not isinstance(error, PhronomyError))
+    except BaseException:  # noqa: BLE001 - even looking at a foreign exception can raise; the outcome must be made
+        return ErrorRecord(type(error).__name__, "remote_error", "<the exception cannot be described>")
+
+
 def _cancelled(invocation: ToolInvocation, node: str, started: str) -> ToolOutcome:
     return ToolOutcome(
         invocation.tool_call_id,
@@ -217,13 +258,24 @@ def _cancelled(invocation: ToolInvocation, node: str, started: str) -> ToolOutco
     )
 
 
-def redacted(record: ErrorRecord) -> ErrorRecord:
-    """`record` with secrets taken out of its texts, by pattern."""
+def redacted(record: ErrorRecord, secrets: Iterable[str] = ()) -> ErrorRecord:
+    """`record` as it can be stored and shown: plain JSON, legal text, without the `secrets` and what looks like one."""
+    secrets = tuple(secrets)
+
+    def clean(text: str) -> str:
+        return redact_text(clean_text(text), secrets)
+
+    details = record.details
+    if details is not None:
+        try:
+            details = redact_json(to_json_value(details), secrets)
+        except SerializationError as error:
+            details = {"details_lost": error.message}
     return ErrorRecord(
-        record.type,
-        record.code,
-        redact_text(record.message),
-        tuple(redacted(cause) for cause in record.causes),
-        redact_text(record.traceback),
-        record.details,
+        clean(record.type),
+        clean(record.code),
+        clean(record.message),
+        tuple(redacted(cause, secrets) for cause in record.causes),
+        clean(record.traceback),
+        details,
     )

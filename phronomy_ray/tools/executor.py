@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode
 from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome, ToolStarted
-from phronomy_ray.tools.envelope import NODE, run_async, run_sync, timed_out, timestamp, unknown
+from phronomy_ray.tools.envelope import (
+    NODE,
+    missing_tool,
+    not_performed,
+    run_async,
+    run_sync,
+    timed_out,
+    timestamp,
+    unknown,
+)
 
 Sink: TypeAlias = Callable[[ToolOutcome | ToolStarted], None]
 
@@ -41,31 +51,46 @@ class CooperativeRuns:
     """Async bodies on the present loop: the part that every executor shares."""
 
     def __init__(self) -> None:
-        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._stopping = False
+        self._tasks: dict[asyncio.Task[None], tuple[ToolInvocation, Sink]] = {}
+        self._stop = asyncio.Event()
 
     def start(self, invocation: ToolInvocation, bound: BoundTool, sink: Sink) -> None:
         """Run one call as a task."""
-        self._stopping = False
-        key = (invocation.tool_call_id, invocation.attempt)
+        if self._stop.is_set():
+            self._stop = asyncio.Event()  # bodies of the stopped execution keep theirs
         task = asyncio.get_running_loop().create_task(
-            self._run(invocation, bound, sink), name=f"tool:{key[0]}"
+            self._run(invocation, bound, self._stop, sink), name=f"tool:{invocation.tool_call_id}"
         )
-        self._tasks[key] = task
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        self._tasks[task] = (invocation, sink)
+        task.add_done_callback(self._ended)
 
-    async def stop(self) -> None:
-        """Cancel every task and wait until each has given its outcome."""
-        self._stopping = True
-        tasks = list(self._tasks.values())
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Cancel every task; a body that goes on all the same is given up as unknown after `grace_s` seconds."""
+        self._stop.set()
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=grace_s)
+        for task in late:
+            invocation, sink = self._tasks.pop(task)
+            sink(unknown(invocation, "the body went on after its cancellation", node=NODE))
 
-    async def _run(self, invocation: ToolInvocation, bound: BoundTool, sink: Sink) -> None:
+    async def _run(
+        self, invocation: ToolInvocation, bound: BoundTool, stop: asyncio.Event, sink: Sink
+    ) -> None:
         sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, os.getpid(), timestamp()))
-        sink(await run_async(bound, invocation, is_cancelled=lambda: self._stopping))
+        outcome = await run_async(bound, invocation, is_cancelled=stop.is_set)
+        task = asyncio.current_task()
+        if task is not None and self._tasks.pop(task, None) is not None:
+            sink(outcome)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        given = self._tasks.pop(task, None)
+        if given is not None:  # cancelled before its first step
+            invocation, sink = given
+            sink(not_performed(invocation))
 
 
 class LocalToolExecutor:
@@ -74,60 +99,118 @@ class LocalToolExecutor:
     def __init__(self, *, threads: int = 64) -> None:
         self._cooperative = CooperativeRuns()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-tool")
-        self._blocking: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._stopping = asyncio.Event()
-        self._grace_over = asyncio.Event()
+        self._blocking: set[asyncio.Task[None]] = set()
+        self._turn = _Turn()
 
     def dispatch(
         self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
     ) -> None:
         """See `ToolExecutor`."""
-        self._stopping.clear()
-        self._grace_over.clear()
+        if self._turn.stop.is_set():
+            self._turn = _Turn()  # threads of the stopped execution keep theirs, and stay stopped
         for invocation in invocations:
-            bound = tools[invocation.tool_name]
-            if bound.spec.execution_mode is ExecutionMode.COOPERATIVE:
+            bound = tools.get(invocation.tool_name)
+            if bound is None:
+                sink(missing_tool(invocation))
+            elif bound.spec.execution_mode is ExecutionMode.COOPERATIVE:
                 self._cooperative.start(invocation, bound, sink)
-                continue
-            key = (invocation.tool_call_id, invocation.attempt)
-            task = asyncio.get_running_loop().create_task(self._run_blocking(invocation, bound, sink))
-            self._blocking[key] = task
-            task.add_done_callback(lambda _, key=key: self._blocking.pop(key, None))  # type: ignore[misc]
+            else:
+                call = _BlockingCall(bound, invocation, self._turn, sink)
+                task = asyncio.get_running_loop().create_task(call.run(self._threads))
+                self._blocking.add(task)
+                task.add_done_callback(self._blocking.discard)
 
     async def stop(self, grace_s: float) -> None:
         """See `ToolExecutor`."""
-        self._stopping.set()
-        await self._cooperative.stop()
-        tasks = list(self._blocking.values())
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=grace_s)
-            self._grace_over.set()
-            if late:
-                await asyncio.wait(late)
+        turn = self._turn
+        turn.stop.set()
+        tasks = list(self._blocking)
+        await asyncio.gather(self._cooperative.stop(grace_s), turn.end(tasks, grace_s))
 
     def close(self) -> None:
         """See `ToolExecutor`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run_blocking(self, invocation: ToolInvocation, bound: BoundTool, sink: Sink) -> None:
-        loop = asyncio.get_running_loop()
-        started = timestamp()
-        sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, os.getpid(), started))
-        body = loop.run_in_executor(
-            self._threads,
-            lambda: run_sync(bound, invocation, is_cancelled=self._stopping.is_set),
-        )
-        grace = loop.create_task(self._grace_over.wait())
-        waiting: set[asyncio.Future[Any]] = {body, grace}
-        done, _ = await asyncio.wait(
-            waiting, timeout=bound.spec.timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+
+class _Turn:
+    """What the blocking bodies of one execution share."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.grace_over = asyncio.Event()
+
+    async def end(self, tasks: list[asyncio.Task[None]], grace_s: float) -> None:
+        """Wait for `tasks`, and give them up after `grace_s` seconds."""
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+            self.grace_over.set()
+            await asyncio.wait(tasks)
+
+
+class _BlockingCall:
+    """One blocking body: its clock starts with its thread and again with every attempt; a queued one can be called off."""
+
+    def __init__(self, bound: BoundTool, invocation: ToolInvocation, turn: _Turn, sink: Sink) -> None:
+        self._bound = bound
+        self._invocation = invocation
+        self._turn = turn
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+        #: Set when nobody waits for the body any more: it must not be tried again.
+        self._given_up = threading.Event()
+        #: Start of the present attempt; empty while the body waits for a thread.
+        self._started = ""
+        self._attempt_began = asyncio.Event()
+
+    async def run(self, threads: ThreadPoolExecutor) -> None:
+        """Run it and give the one outcome."""
+        queued = threads.submit(self._body)
+        body = asyncio.wrap_future(queued)
+        grace = self._loop.create_task(self._turn.grace_over.wait())
+        while True:
+            began = self._loop.create_task(self._attempt_began.wait())
+            waiting: set[asyncio.Future[Any]] = {body, grace, began}
+            limit = self._bound.spec.timeout_s if self._started else None
+            done, _ = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            began.cancel()
+            if began not in done or body in done or grace in done:
+                break
+            self._attempt_began.clear()
         grace.cancel()
-        if body in done:
-            sink(body.result())
-        elif grace in done:
-            sink(
-                unknown(invocation, "the body did not stop within the grace time", node=NODE, started=started)
-            )
-        else:
-            sink(timed_out(bound, invocation, node=NODE, started=started))
+        self._sink(self._outcome(body, queued, grace in done))
+
+    def _outcome(
+        self, body: asyncio.Future[ToolOutcome], queued: Future[ToolOutcome], stopped: bool
+    ) -> ToolOutcome:
+        if body.done() and not body.cancelled():
+            return body.result()
+        self._given_up.set()
+        if queued.cancel():
+            return not_performed(self._invocation)
+        if stopped:
+            reason = "the body did not stop within the grace time"
+            return unknown(self._invocation, reason, node=NODE, started=self._started)
+        return timed_out(self._bound, self._invocation, node=NODE, started=self._started)
+
+    def _body(self) -> ToolOutcome:
+        if self._is_cancelled():
+            return not_performed(self._invocation)
+        return run_sync(
+            self._bound,
+            self._invocation,
+            is_cancelled=self._is_cancelled,
+            on_attempt=self._report_attempt,
+        )
+
+    def _report_attempt(self) -> None:
+        self._loop.call_soon_threadsafe(self._on_attempt)
+
+    def _on_attempt(self) -> None:
+        if not self._started:
+            key = self._invocation
+            self._started = timestamp()
+            self._sink(ToolStarted(key.tool_call_id, key.attempt, NODE, os.getpid(), self._started))
+        self._attempt_began.set()
+
+    def _is_cancelled(self) -> bool:
+        return self._turn.stop.is_set() or self._given_up.is_set()

@@ -20,7 +20,9 @@ def check_paired(messages: Sequence[dict[str, Any]]) -> None:
             continue
         assert not open_ids, f"message {index} ({role}) stands before the answer to {open_ids}"
         if role == "system":
-            assert all(item["role"] == "system" for item in messages[:index]), "a system message in the middle"
+            assert all(item["role"] == "system" for item in messages[:index]), (
+                "a system message in the middle"
+            )
         if role == "assistant":
             assert message.get("content") or message.get("tool_calls"), "an empty assistant message"
             open_ids = [call["id"] for call in message.get("tool_calls", ())]

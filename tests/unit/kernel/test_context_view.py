@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.tool import tool
-from phronomy_ray.errors import ContextBudgetExceededError, InvalidConversationError
-from phronomy_ray.journal import AgentRoot, Channel, JournalRecord, RecordKind
+from phronomy_ray.errors import ContextBudgetExceededError, ErrorRecord, InvalidConversationError
+from phronomy_ray.journal import AgentRoot, Channel, JournalRecord, RecordKind, ToolCallStatus
 from phronomy_ray.kernel.context import (
     Conversation,
     check_conversation,
@@ -38,8 +38,6 @@ from phronomy_ray.kernel.state import (
     Step,
     ToolOutcomes,
 )
-from phronomy_ray.errors import ErrorRecord
-from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
 from phronomy_ray.models.port import FinishReason, ModelAnswer, ModelRequest
 from phronomy_ray.tool_calls import ToolOutcome
@@ -100,7 +98,9 @@ class Turns:
         self.feed(ModelAnswered(self.requests[-1].call_id, answer))
 
     def results(self, text: str = "result") -> None:
-        outcomes = [ToolOutcome(b.tool_call_id, b.attempt, ToolCallStatus.SUCCEEDED, text, text) for b in self.bodies]
+        outcomes = [
+            ToolOutcome(b.tool_call_id, b.attempt, ToolCallStatus.SUCCEEDED, text, text) for b in self.bodies
+        ]
         self.feed(ToolOutcomes(tuple(outcomes)))
 
     def turn(self, text: str, *, batch: int = 0) -> None:
@@ -127,7 +127,9 @@ def test_the_final_batch_of_a_rejected_execution_is_not_shown(paired: Paired) ->
     execution_id = turns.start("first")
     turns.answer(None, [ToolCallRequest("c0", "look", '{"x": 1}')])
     turns.results("seen")
-    turns.answer("let me ask", [ToolCallRequest("c0", "look", '{"x": 2}'), ToolCallRequest("c1", "ask", '{"x": 3}')])
+    turns.answer(
+        "let me ask", [ToolCallRequest("c0", "look", '{"x": 2}'), ToolCallRequest("c1", "ask", '{"x": 3}')]
+    )
     assert turns.state.execution is not None
     request = turns.state.execution.approvals[0].approval_request_id
     turns.feed(Decide(execution_id, request, False, reason="no"))
@@ -160,7 +162,9 @@ def test_a_failed_execution_with_results_is_shown(paired: Paired) -> None:
     turns.start("first")
     turns.answer(None, [ToolCallRequest("c0", "look", '{"x": 1}')])
     turns.results("kept")
-    turns.feed(ModelFailed(turns.requests[-1].call_id, ErrorRecord("TransportError", "model_transport", "gone")))
+    turns.feed(
+        ModelFailed(turns.requests[-1].call_id, ErrorRecord("TransportError", "model_transport", "gone"))
+    )
     prompt = turns.next_prompt()
     paired(prompt)
     assert roles(prompt) == ["system", "user", "assistant", "tool", "user"]
@@ -245,7 +249,9 @@ def test_the_view_is_the_same_record_by_record_and_at_once() -> None:
 def long_conversation(turns_: int = 40) -> Turns:
     turns = Turns()
     for number in range(turns_):
-        turns.turn(f"question {number} " + "x" * (number * 7 % 50), batch=7 if number % 5 == 3 else number % 2)
+        turns.turn(
+            f"question {number} " + "x" * (number * 7 % 50), batch=7 if number % 5 == 3 else number % 2
+        )
     return turns
 
 
@@ -255,8 +261,19 @@ def test_L13_every_budget_gives_whole_exchanges_and_the_present_question(paired:
     question = {"role": "user", "content": "the present question"}
     view = Conversation(turns.state.conversation.exchanges, ((10_000, question),), ("a fact",))
     least = select(view, instructions="Be brief.", tool_tokens=50, budget=None).estimated_tokens
-    smallest = sum(map(estimate_tokens, select(Conversation(current=view.current, knowledge=view.knowledge),
-                                               instructions="Be brief.", budget=None).messages)) + 50
+    smallest = (
+        sum(
+            map(
+                estimate_tokens,
+                select(
+                    Conversation(current=view.current, knowledge=view.knowledge),
+                    instructions="Be brief.",
+                    budget=None,
+                ).messages,
+            )
+        )
+        + 50
+    )
     seen_counts = set()
     for budget in range(smallest, least + 2):
         chosen = select(view, instructions="Be brief.", tool_tokens=50, budget=budget)
@@ -268,7 +285,7 @@ def test_L13_every_budget_gives_whole_exchanges_and_the_present_question(paired:
         for exchange in reversed(whole):
             if not rest:
                 break
-            assert tuple(rest[-len(exchange):]) == exchange, "an exchange was cut"
+            assert tuple(rest[-len(exchange) :]) == exchange, "an exchange was cut"
             rest, count = rest[: -len(exchange)], count + 1
         assert not rest
         seen_counts.add(count)
@@ -309,7 +326,12 @@ def test_the_manifest_does_not_grow_with_the_conversation() -> None:
     assert turns.manifests[-1]["to"] > turns.manifests[0]["to"]
 
 
-@given(kinds=st.lists(st.sampled_from(["plain", "batch", "rejected", "failed", "cancelled", "answered then failed"]), max_size=8))
+@given(
+    kinds=st.lists(
+        st.sampled_from(["plain", "batch", "rejected", "failed", "cancelled", "answered then failed"]),
+        max_size=8,
+    )
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_ended_the_turns_before_the_next_prompt_is_paired(paired: Paired, kinds: list[str]) -> None:
     turns = Turns()
@@ -376,7 +398,10 @@ def test_a_well_formed_conversation_can_be_imported(messages: list[Message]) -> 
         ([USER, Message.assistant(None)], r"context\[1\].*text or tool calls"),
         ([Message(role=USER.role, content="x", tool_calls=(CALL,))], r"context\[0\].*user message cannot"),
         ([Message(role=USER.role)], r"context\[0\].*needs content"),
-        ([USER, CALLS, Message(role=Message.tool("", "").role, tool_call_id="c1")], r"context\[2\].*needs content"),
+        (
+            [USER, CALLS, Message(role=Message.tool("", "").role, tool_call_id="c1")],
+            r"context\[2\].*needs content",
+        ),
     ],
 )
 def test_a_malformed_conversation_is_refused_with_its_place(messages: list[Message], complaint: str) -> None:

@@ -282,7 +282,9 @@ class KernelMachine(RuleBasedStateMachine):
             return False
         self.store.execute(decided.commit)
         self.state = decided.state
-        published = [row for effect in decided.effects if isinstance(effect, Publish) for row in effect.events]
+        published = [
+            row for effect in decided.effects if isinstance(effect, Publish) for row in effect.events
+        ]
         assert tuple(published) == decided.commit.events
         for effect in decided.effects:
             match effect:
@@ -301,7 +303,9 @@ class KernelMachine(RuleBasedStateMachine):
         check_paired(effect.request.messages)
         stored = self.store.model_calls[effect.request.call_id]
         assert stored.status == "pending"
-        assert len(effect.request.messages) == stored.manifest["messages"], "a repeated call sees what the first saw"
+        assert len(effect.request.messages) == stored.manifest["messages"], (
+            "a repeated call sees what the first saw"
+        )
         self.work.model_calls.add(effect.request.call_id)
 
     def dispatch(self, effect: DispatchTools) -> None:
@@ -309,7 +313,9 @@ class KernelMachine(RuleBasedStateMachine):
         assert row is not None
         assert row.status is ExecutionStatus.ACTIVE
         batch = self.state.execution.batch if self.state.execution else ()
-        assert not any(call.phase is ToolPhase.AWAITING_APPROVAL for call in batch), "dispatched beside an open question"
+        assert not any(call.phase is ToolPhase.AWAITING_APPROVAL for call in batch), (
+            "dispatched beside an open question"
+        )
         for invocation in effect.invocations:
             key = (invocation.tool_call_id, invocation.attempt)
             stored = self.store.tool_calls[invocation.tool_call_id]
@@ -320,7 +326,9 @@ class KernelMachine(RuleBasedStateMachine):
             self.dispatches[invocation.tool_call_id] += 1
             if stored.replay == "never":
                 allowed = 1 + self.not_performed[invocation.tool_call_id]
-                assert self.dispatches[invocation.tool_call_id] <= allowed, "a never tool ran twice without a word"
+                assert self.dispatches[invocation.tool_call_id] <= allowed, (
+                    "a never tool ran twice without a word"
+                )
             if stored.requires_approval:
                 answers = [a for a in self.store.approvals.values() if a.tool_call_id == stored.tool_call_id]
                 assert [a.status for a in answers] == [ApprovalStatus.APPROVED]
@@ -358,7 +366,9 @@ class KernelMachine(RuleBasedStateMachine):
     @rule(
         text=TEXTS,
         wanted=CALLS,
-        finish=st.sampled_from([FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTENT_FILTER]),
+        finish=st.sampled_from(
+            [FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTENT_FILTER]
+        ),
         data=st.data(),
     )
     def model_answers(
@@ -369,7 +379,9 @@ class KernelMachine(RuleBasedStateMachine):
         # the provider uses the same ids in every answer
         requests = tuple(ToolCallRequest(f"call_{i}", name, raw) for i, (name, raw) in enumerate(wanted))
         self.feed(
-            ModelAnswered(call_id, ModelAnswer(Message.assistant(text or None, requests), finish, Usage(1, 1)))
+            ModelAnswered(
+                call_id, ModelAnswer(Message.assistant(text or None, requests), finish, Usage(1, 1))
+            )
         )
 
     @precondition(lambda self: self.work.model_calls)
@@ -388,7 +400,9 @@ class KernelMachine(RuleBasedStateMachine):
             assert not self.feed(ModelAnswered(call_id, answer) if answered else ModelFailed(call_id, error))
 
     def outcome(self, key: tuple[str, int], status: ToolCallStatus) -> ToolOutcome:
-        error = ErrorRecord("ToolError", "tool_error", "boom") if status is not ToolCallStatus.SUCCEEDED else None
+        error = (
+            ErrorRecord("ToolError", "tool_error", "boom") if status is not ToolCallStatus.SUCCEEDED else None
+        )
         return ToolOutcome(key[0], key[1], status, f"{key[0]} {key[1]} {status.value}", {"n": key[1]}, error)
 
     @precondition(lambda self: self.work.bodies)
@@ -493,7 +507,9 @@ class KernelMachine(RuleBasedStateMachine):
     def unresolved(self) -> list[str]:
         if self.state.execution is None:
             return []
-        return [call.row.tool_call_id for call in self.state.execution.batch if call.phase is ToolPhase.UNRESOLVED]
+        return [
+            call.row.tool_call_id for call in self.state.execution.batch if call.phase is ToolPhase.UNRESOLVED
+        ]
 
     @invariant()
     def memory_equals_the_store(self) -> None:
@@ -579,7 +595,9 @@ class KernelMachine(RuleBasedStateMachine):
             of = row.execution_id
             assert all(c.status != "pending" for c in self.store.model_calls.values() if c.execution_id == of)
             assert all(
-                a.status is not ApprovalStatus.PENDING for a in self.store.approvals.values() if a.execution_id == of
+                a.status is not ApprovalStatus.PENDING
+                for a in self.store.approvals.values()
+                if a.execution_id == of
             )
             last = [event for event in self.store.events if event.execution_id == of][-1]
             assert last.type == row.status.value

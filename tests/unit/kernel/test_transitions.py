@@ -128,7 +128,9 @@ def test_a_failure_that_ends_the_execution_stays_one_when_it_is_restored() -> No
     running = ToolCall.restore(row(ToolCallStatus.DISPATCHED, attempt=1))
     from phronomy_ray.errors import ErrorRecord
 
-    outcome = ToolOutcome("tc", 1, ToolCallStatus.FAILED, "Error", error=ErrorRecord("ToolError", "x", "boom"))
+    outcome = ToolOutcome(
+        "tc", 1, ToolCallStatus.FAILED, "Error", error=ErrorRecord("ToolError", "x", "boom")
+    )
     now = datetime(2026, 1, 1, tzinfo=UTC)
     fatal = running.settle(outcome, fatal=True, now=now)
     told = running.settle(outcome, fatal=False, now=now)

@@ -1,0 +1,188 @@
+"""A laboratory for engines: a real SQLite store, scripted models, tools in this process, and no Ray."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phronomy_ray.clock import SystemClock
+from phronomy_ray.commits import NewAgent
+from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.engine.engine import AgentEngine, EngineParts
+from phronomy_ray.events import Event
+from phronomy_ray.journal import JournalRecord
+from phronomy_ray.kernel.state import Decide
+from phronomy_ray.models.scripted import Script, ScriptedModel
+from phronomy_ray.results import RunResult
+from phronomy_ray.store.port import Store
+from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.tools.executor import LocalToolExecutor
+
+#: How long a test waits for what must happen, in seconds; never how long it sleeps.
+GUARD_S = 20.0
+
+
+class NoModel:
+    """The port for definitions that name a model by text."""
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+
+    async def complete(self, request: Any) -> Any:
+        raise AssertionError("no model call was expected")
+
+    def stream(self, request: Any) -> Any:
+        raise AssertionError("no model call was expected")
+
+    async def info(self, model: str) -> Any:
+        from phronomy_ray.models.port import ModelInfo
+
+        return ModelInfo(self.window, None)
+
+
+class Lab:
+    """Makes definitions and engines on one store, and reads what they left there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"sqlite:///{directory}/agents.db"
+        self.store: Store = open_store(self.url, create=True)
+        self.prompt_log = directory / "prompts.jsonl"
+        self.faults = directory / "faults"
+        self.faults.mkdir()
+        self.engines: list[AgentEngine] = []
+        self.executors: list[Any] = []
+        #: Released at the end, so that no body outlives its test.
+        self.release = threading.Event()
+
+    def define(self, script: Script | Any, *tools: Any, **attributes: Any) -> AgentDefinition:
+        """An agent class with `script` as its model (or any model port)."""
+        model = (
+            script
+            if isinstance(script, str) or hasattr(script, "stream")
+            else ScriptedModel(script, log_path=self.prompt_log)
+        )
+        body = {"model": model, "tools": list(tools), "definition_id": "clerk", **attributes}
+        return type("Clerk", (Agent,), body).definition()
+
+    def create(self, definition: AgentDefinition, agent_id: str = "a1") -> None:
+        """Store the agent."""
+        now = SystemClock().now()
+        self.store.create_agent(
+            NewAgent(agent_id, definition.definition_id, definition.definition_version, "", {}, (), now)
+        )
+
+    def engine(self, definition: AgentDefinition, agent_id: str = "a1", **parts: Any) -> AgentEngine:
+        """An engine; the agent is created unless it is stored."""
+        known = {root.agent_id for root in self.store.list_agents()}
+        if agent_id not in known:
+            self.create(definition, agent_id)
+        parts.setdefault("store", self.store)
+        parts.setdefault("model", NoModel())
+        parts.setdefault("tools", LocalToolExecutor(threads=8))
+        parts.setdefault("store_retry_s", 0.05)
+        parts.setdefault("fault_directory", str(self.faults))
+        engine = AgentEngine(agent_id, definition, EngineParts(**parts))
+        self.engines.append(engine)
+        self.executors.append(parts["tools"])
+        return engine
+
+    async def run(
+        self, engine: AgentEngine, input: Any = "hello", *, id: str = "ex1", **options: Any
+    ) -> RunResult:
+        """Start and wait for the end."""
+        await engine.start(id, input, **options)
+        return await self.end(engine, id)
+
+    async def end(self, engine: AgentEngine, id: str = "ex1") -> RunResult:
+        """Wait for the end."""
+        result = await engine.wait(id, until="terminal", timeout_s=GUARD_S)
+        assert result is not None, f"{id} did not end: {engine.status()}"
+        return result
+
+    async def suspension(self, engine: AgentEngine, id: str = "ex1") -> RunResult:
+        """Wait until a human is needed."""
+        result = await engine.wait(id, until="suspended", timeout_s=GUARD_S)
+        assert result is not None, f"{id} did not suspend: {engine.status()}"
+        assert result.suspended, result
+        return result
+
+    async def decide_all(self, engine: AgentEngine, approved: bool = True, *, id: str = "ex1") -> RunResult:
+        """Answer every open request."""
+        result = await self.suspension(engine, id)
+        for request in result.approvals:
+            result = await engine.decide(Decide(id, request.approval_request_id, approved, "bob"))
+        return result
+
+    async def read_events(self, engine: AgentEngine, id: str = "ex1", *, after: int = 0) -> list[Event]:
+        """All events until a terminal one, as a reader's loop gets them."""
+        events: list[Event] = []
+        cursor: str | None = None
+        while not (events and events[-1].is_terminal):
+            found, cursor = await engine.events(id, after=after, cursor=cursor, timeout_s=GUARD_S)
+            assert found, f"no event within {GUARD_S} s behind {after}: {engine.status()}"
+            events += found
+            after = max(after, found[-1].seq)
+        return events
+
+    def prompts(self) -> list[list[dict[str, Any]]]:
+        """The messages of every attempt of every model call."""
+        if not self.prompt_log.exists():
+            return []
+        return [json.loads(line)["messages"] for line in self.prompt_log.read_text().splitlines()]
+
+    def journal(self, agent_id: str = "a1") -> list[JournalRecord]:
+        """The stored journal."""
+        return self.store.read_journal(agent_id, limit=100_000)
+
+    def kinds(self, id: str = "ex1") -> list[str]:
+        """Record kinds of one execution."""
+        return [record.kind.value for record in self.store.journal_of_execution(id)]
+
+    def facts(self, agent_id: str = "a1") -> list[Any]:
+        """The journal without times: equal for equal runs with equal ids."""
+        return [
+            (r.position, r.kind.value, r.execution_id, r.model_call_id, r.role, r.content, r.causation_id)
+            for r in self.journal(agent_id)
+        ]
+
+    def close(self) -> None:
+        """Let bodies end and close what is open."""
+        self.release.set()
+        for executor in self.executors:
+            executor.close()
+        self.store.close()
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    laboratory = Lab(tmp_path)
+    yield laboratory
+    laboratory.close()
+
+
+def check_paired(messages: Sequence[dict[str, Any]]) -> None:
+    """Every call is answered once, directly behind its message and in its order; nothing else is answered."""
+    open_ids: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            assert open_ids, f"{message} answers nothing"
+            assert message["tool_call_id"] == open_ids.pop(0), f"{message} answers out of order"
+            continue
+        assert not open_ids, f"{message} stands before the answers to {open_ids}"
+        open_ids = [call["id"] for call in message.get("tool_calls", ())]
+        assert all(open_ids), "an empty call id"
+        assert len(set(open_ids)) == len(open_ids)
+        for call in message.get("tool_calls", ()):
+            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    assert not open_ids, f"unanswered: {open_ids}"
+
+
+@pytest.fixture
+def paired() -> Callable[[Sequence[dict[str, Any]]], None]:
+    return check_paired
