@@ -166,7 +166,7 @@ class _Bench:
 
     def refill(self) -> None:
         """Replace a lost node, so that every kill leaves one to go on."""
-        while len(self.cluster.alive_nodes()) < 3:
+        while len(self.cluster.alive_nodes) < 3:
             self.added += 1
             self.cluster.add_node(f"spare-{self.added}", resources={"agents": 100})
 
