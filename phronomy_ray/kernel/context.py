@@ -16,6 +16,7 @@ range and the rule, never a list of messages, so its size does not grow with the
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -53,8 +54,8 @@ class Exchange:
     #: Journal position of its first message.
     position: int
     messages: tuple[dict[str, Any], ...]
-    #: Estimated size.
-    tokens: int
+    #: Estimated size of this and all earlier exchanges of the view.
+    total_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Conversation:
                 kept = ()
             exchanges = self.exchanges
             if kept:
-                exchanges = (*exchanges, _exchange(kept[0][0], [message for _, message in kept]))
+                exchanges = _added(exchanges, kept[0][0], [message for _, message in kept])
             return replace(self, exchanges=exchanges, current=())
         if kind is RecordKind.KNOWLEDGE:
             return replace(self, knowledge=(*self.knowledge, str(record.content.get("content", ""))))
@@ -145,15 +146,15 @@ def select(
             f"{budget}",
             details={"required_tokens": required, "budget_tokens": budget},
         )
-    start, total = len(view.exchanges), required
-    while start > 0:
-        older = view.exchanges[start - 1]
-        if first_position is not None:
-            if older.position < first_position:
-                break
-        elif budget is not None and total + older.tokens > budget:
-            break
-        start, total = start - 1, total + older.tokens
+    earlier = view.exchanges[-1].total_tokens if view.exchanges else 0
+    if first_position is not None:
+        start = bisect_left(view.exchanges, first_position, key=lambda exchange: exchange.position)
+    elif budget is None or required + earlier <= budget:
+        start = 0
+    else:
+        left_out = earlier - (budget - required)  # at least so many tokens of the oldest exchanges stay out
+        start = bisect_left(view.exchanges, left_out, key=lambda exchange: exchange.total_tokens) + 1
+    total = required + earlier - (view.exchanges[start - 1].total_tokens if start else 0)
     chosen = view.exchanges[start:]
     first = chosen[0].position if chosen else view.current[0][0] if view.current else 0
     messages = [*head, *chain.from_iterable(exchange.messages for exchange in chosen), *current]
@@ -228,14 +229,17 @@ def check_conversation(messages: Sequence[Message]) -> None:
 
 def _append(exchanges: tuple[Exchange, ...], position: int, message: dict[str, Any]) -> tuple[Exchange, ...]:
     if message["role"] == "user" or not exchanges:
-        return (*exchanges, _exchange(position, [message]))
+        return _added(exchanges, position, [message])
     last = exchanges[-1]
-    grown = Exchange(last.position, (*last.messages, message), last.tokens + estimate_tokens(message))
-    return (*exchanges[:-1], grown)
+    return _added(exchanges[:-1], last.position, [*last.messages, message])
 
 
-def _exchange(position: int, messages: list[dict[str, Any]]) -> Exchange:
-    return Exchange(position, tuple(messages), sum(map(estimate_tokens, messages)))
+def _added(
+    exchanges: tuple[Exchange, ...], position: int, messages: list[dict[str, Any]]
+) -> tuple[Exchange, ...]:
+    before = exchanges[-1].total_tokens if exchanges else 0
+    total = before + sum(map(estimate_tokens, messages))
+    return (*exchanges, Exchange(position, tuple(messages), total))
 
 
 def _without_final_batch(
