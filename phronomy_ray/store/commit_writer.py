@@ -7,7 +7,6 @@ commit. Everything after it runs under that lock, which is why a refusal can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Executable
@@ -22,10 +21,9 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus
 from phronomy_ray.store import rows, statements
+from phronomy_ray.store.batches import Step, end_batches, run_batch
 from phronomy_ray.store.codec import RowEncoder, encode_time
 from phronomy_ray.store.content_codec import ContentCodec
-
-_COUNTED = {"preserve_rowcount": True}
 
 
 class PreparedCommit:
@@ -64,21 +62,7 @@ class PreparedCommit:
                 "the_agent_id": agent_id,
                 "expected_revision": commit.execution.expected_revision,
             }
-        #: ``(statement, rows)`` of plain inserts, in an order that satisfies the foreign keys.
-        self.inserts: list[tuple[Executable, list[rows.Columns]]] = [
-            (
-                statements.INSERT_MODEL_CALL,
-                [rows.model_call_columns(r, encoder) for r in commit.new_model_calls],
-            ),
-            (
-                statements.INSERT_TOOL_CALL,
-                [rows.tool_call_columns(r, encoder) for r in commit.new_tool_calls],
-            ),
-            (statements.INSERT_APPROVAL, [rows.approval_columns(r, encoder) for r in commit.new_approvals]),
-            (statements.INSERT_JOURNAL, [rows.journal_columns(agent_id, r, encoder) for r in commit.journal]),
-            (statements.INSERT_EVENT, [rows.event_columns(r, encoder) for r in commit.events]),
-        ]
-        #: ``(what, statement, rows)``; each row must exist.
+        #: ``(what, statement, rows)`` of updates; each row must exist.
         self.updates: list[tuple[str, Executable, list[rows.Columns]]] = [
             (
                 "model call",
@@ -96,40 +80,62 @@ class PreparedCommit:
                 [rows.approval_changes(r, encoder) for r in commit.approvals],
             ),
         ]
+        #: ``(statement, rows)`` of inserts, in an order that satisfies the foreign keys.
+        self.inserts: list[Step] = [
+            (
+                statements.INSERT_MODEL_CALL,
+                [rows.model_call_columns(r, encoder) for r in commit.new_model_calls],
+            ),
+            (
+                statements.INSERT_TOOL_CALL,
+                [rows.tool_call_columns(r, encoder) for r in commit.new_tool_calls],
+            ),
+            (statements.INSERT_APPROVAL, [rows.approval_columns(r, encoder) for r in commit.new_approvals]),
+            (statements.INSERT_JOURNAL, [rows.journal_columns(agent_id, r, encoder) for r in commit.journal]),
+            (statements.INSERT_EVENT, [rows.event_columns(r, encoder) for r in commit.events]),
+        ]
         for hash_, text in commit.contents:
             encoder.named_content(hash_, text)
         self.contents = encoder.content_rows()
 
     def write(self, connection: Connection) -> None:
-        """Execute on `connection`, inside its transaction.
+        """Execute on `connection`, inside its transaction: the fence, the admission if any, then all rows at once.
 
         Raises:
             OwnershipLostError, ConflictError, AgentBusyError, StateConflictError: as `Store.execute`; roll back.
         """
-        if connection.execute(statements.ADVANCE_ROOT, self.root).rowcount == 0:
+        [advanced] = run_batch(connection, [(statements.ADVANCE_ROOT, [self.root])])
+        if not advanced:
             self._explain_refusal(connection)
             return
         engine_name = connection.dialect.name
-        if self.contents:
-            connection.execute(statements.INSERT_CONTENT[engine_name], self.contents)
         if self.new_execution is not None:
-            inserted = connection.execute(
-                statements.INSERT_EXECUTION[engine_name], self.new_execution, execution_options=_COUNTED
+            [admitted] = run_batch(
+                connection, [(statements.INSERT_EXECUTION[engine_name], [self.new_execution])]
             )
-            if inserted.rowcount == 0:
+            if not admitted:
                 self._explain_admission(connection)
-        if self.execution is not None:
-            changed = connection.execute(statements.UPDATE_EXECUTION, self.execution)
-            if changed.rowcount == 0:
-                self._explain_execution(connection)
-        for what, statement, parameters in self.updates:
-            _update_all(connection, what, statement, parameters)
-        for statement, parameters in self.inserts:
-            if parameters:
-                connection.execute(statement, parameters)
+        execution_rows = [] if self.execution is None else [self.execution]
+        changed, _, *touched = run_batch(
+            connection,
+            [
+                (statements.UPDATE_EXECUTION, execution_rows),
+                (statements.INSERT_CONTENT[engine_name], self.contents),
+                *((statement, parameters) for _, statement, parameters in self.updates),
+                *self.inserts,
+            ],
+        )
+        if changed != len(execution_rows):
+            self._explain_execution(connection)
+        for (what, _, parameters), count in zip(self.updates, touched, strict=False):
+            if count != len(parameters):
+                raise ConflictError(
+                    f"{len(parameters) - count} of {len(parameters)} {what} rows to change are not stored"
+                )
 
     def _explain_refusal(self, connection: Connection) -> None:
         """Return if the commit has happened already; else raise why it was refused."""
+        end_batches(connection)
         commit = self.commit
         root = connection.execute(statements.GUARDS_OF_ROOT, {"the_agent_id": commit.agent_id}).one_or_none()
         details: dict[str, Any] = {
@@ -153,6 +159,7 @@ class PreparedCommit:
         )
 
     def _explain_admission(self, connection: Connection) -> None:
+        end_batches(connection)
         new = self.commit.new_execution
         assert new is not None
         same = connection.execute(
@@ -170,6 +177,7 @@ class PreparedCommit:
         raise AgentBusyError(f"agent {new.agent_id!r} has a non-terminal execution", details=details)
 
     def _explain_execution(self, connection: Connection) -> None:
+        end_batches(connection)
         update = self.commit.execution
         assert update is not None
         execution_id = update.row.execution_id
@@ -183,18 +191,6 @@ class PreparedCommit:
         else:
             state = f"is at revision {found.revision}; the commit expected {update.expected_revision}"
         raise ConflictError(f"execution {execution_id!r} {state}", details={"execution_id": execution_id})
-
-
-def _update_all(
-    connection: Connection, what: str, statement: Executable, parameters: Sequence[rows.Columns]
-) -> None:
-    if not parameters:
-        return
-    touched = connection.execute(statement, parameters).rowcount
-    if touched != len(parameters):
-        raise ConflictError(
-            f"{len(parameters) - touched} of {len(parameters)} {what} rows to change are not stored"
-        )
 
 
 def _check_shape(commit: Commit) -> None:
@@ -218,6 +214,7 @@ def _check_shape(commit: Commit) -> None:
         *commit.new_tool_calls,
         *commit.approvals,
         *commit.new_approvals,
+        *commit.events,
     ]
     for row in owners:
         if row is not None and row.agent_id != commit.agent_id:

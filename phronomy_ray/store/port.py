@@ -36,6 +36,7 @@ class Store(Protocol):
         """Insert a root at revision 0, or at revision 1 and context revision 1 with its first records.
 
         Atomic. Raises `AgentAlreadyExistsError` when the id is stored; the loser of a race gets the same.
+        `CommitOutcomeUnknownError`: the connection was lost while committing; creating again tells.
         """
         ...
 
@@ -46,7 +47,8 @@ class Store(Protocol):
     def claim(self, agent_id: str, *, owner: dict[str, Any], now: datetime) -> Hydration:
         """Take ownership: epoch + 1, ``starts_without_progress`` + 1, and read what the new owner starts from.
 
-        Atomic; whoever held a lower epoch can no longer commit. Raises `NotFoundError`.
+        Atomic; whoever held a lower epoch can no longer commit. Raises `NotFoundError`. After a lost connection the
+        claim may have happened twice, which is harmless: the answer holds the newest epoch.
         """
         ...
 
@@ -140,7 +142,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all connections; the object can be used again and reconnects."""
+        """Release all connections; the object can be used again and reconnects. Call it when an owner goes idle."""
         ...
 
 

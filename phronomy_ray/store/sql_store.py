@@ -33,6 +33,7 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.store import rows, statements
+from phronomy_ray.store.batches import run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.content_codec import ContentCodec, resolve_key
@@ -120,20 +121,23 @@ class SqlStore:
         }
         records = [rows.journal_columns(new.agent_id, record, encoder) for record in new.journal]
 
+        contents = encoder.content_rows()
+
         def work(connection: Connection) -> None:
             engine_name = connection.dialect.name
-            inserted = connection.execute(
-                statements.INSERT_ROOT[engine_name], root, execution_options={"preserve_rowcount": True}
-            )
-            if inserted.rowcount == 0:
+            [created] = run_batch(connection, [(statements.INSERT_ROOT[engine_name], [root])])
+            if not created:
                 raise AgentAlreadyExistsError(
                     f"agent {new.agent_id!r} exists already", details={"agent_id": new.agent_id}
                 )
-            contents = encoder.content_rows()
-            if contents:
-                connection.execute(statements.INSERT_CONTENT[engine_name], contents)
             if records:
-                connection.execute(statements.INSERT_JOURNAL, records)
+                run_batch(
+                    connection,
+                    [
+                        (statements.INSERT_CONTENT[engine_name], contents),
+                        (statements.INSERT_JOURNAL, records),
+                    ],
+                )
 
         self._write(work)
         return AgentRoot(

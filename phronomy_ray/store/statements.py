@@ -26,7 +26,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from phronomy_ray.store.tables import (
-    OPEN_STATUSES,
+    IS_OPEN,
+    IS_PENDING,
     agents,
     approvals,
     contents,
@@ -129,7 +130,7 @@ UPDATE_EXECUTION = (
         _is(executions.c.execution_id, "the", "execution_id"),
         _is(executions.c.agent_id, "the", "agent_id"),
         _is(executions.c.revision, "expected", "revision"),
-        executions.c.status.in_(OPEN_STATUSES),
+        IS_OPEN,
     )
     .values(
         **_changes(
@@ -194,9 +195,7 @@ UPDATE_APPROVAL = (
 
 EXECUTION = select(executions).where(_is(executions.c.execution_id, "the", "execution_id"))
 
-OPEN_EXECUTION = select(executions).where(
-    _is(executions.c.agent_id, "the", "agent_id"), executions.c.status.in_(OPEN_STATUSES)
-)
+OPEN_EXECUTION = select(executions).where(_is(executions.c.agent_id, "the", "agent_id"), IS_OPEN)
 
 EXECUTION_GUARDS = select(executions.c.agent_id, executions.c.status, executions.c.revision).where(
     _is(executions.c.execution_id, "the", "execution_id")
@@ -267,7 +266,7 @@ def execution_list(*, of_agent: bool, open_only: bool) -> Select[Any]:
     if of_agent:
         query = query.where(_is(executions.c.agent_id, "the", "agent_id"))
     if open_only:
-        query = query.where(executions.c.status.in_(OPEN_STATUSES))
+        query = query.where(IS_OPEN)
     return query.order_by(desc(executions.c.created_at), desc(executions.c.execution_id)).limit(
         bindparam("row_limit")
     )
@@ -284,7 +283,7 @@ def approval_list(*, of_execution: bool, of_agent: bool, pending_only: bool) -> 
     if of_agent:
         query = query.where(_is(approvals.c.agent_id, "the", "agent_id"))
     if pending_only:
-        query = query.where(approvals.c.status == "pending")
+        query = query.where(IS_PENDING)
     return query.order_by(
         approvals.c.created_at, tool_calls.c.position, approvals.c.approval_request_id
     ).limit(bindparam("row_limit"))

@@ -25,6 +25,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    literal_column,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -123,14 +124,15 @@ executions = Table(
     Column("updated_at", Text, nullable=False),
     Column("ended_at", Text),
 )
-_is_open = executions.c.status.in_(OPEN_STATUSES)
+#: Written into the SQL as literals, not as parameters: otherwise neither engine can use the partial index.
+IS_OPEN = executions.c.status.in_([literal_column(f"'{status}'") for status in OPEN_STATUSES])
 #: One non-terminal execution per agent: the admission rule, decided by the database.
 one_open_execution = Index(
     "uq_executions_one_open_per_agent",
     executions.c.agent_id,
     unique=True,
-    sqlite_where=_is_open,
-    postgresql_where=_is_open,
+    sqlite_where=IS_OPEN,
+    postgresql_where=IS_OPEN,
 )
 Index("ix_executions_agent_id_created_at", executions.c.agent_id, executions.c.created_at)
 Index("ix_executions_created_at", executions.c.created_at)
@@ -228,12 +230,12 @@ approvals = Table(
 )
 Index("ix_approvals_execution_id", approvals.c.execution_id)
 Index("ix_approvals_agent_id", approvals.c.agent_id)
-_is_pending = approvals.c.status == "pending"
+IS_PENDING = approvals.c.status == literal_column("'pending'")
 Index(
     "ix_approvals_pending_created_at",
     approvals.c.created_at,
-    sqlite_where=_is_pending,
-    postgresql_where=_is_pending,
+    sqlite_where=IS_PENDING,
+    postgresql_where=IS_PENDING,
 )
 
 events = Table(
@@ -250,6 +252,8 @@ events = Table(
 )
 
 __all__ = [
+    "IS_OPEN",
+    "IS_PENDING",
     "OPEN_STATUSES",
     "VERSION_TABLE",
     "agents",

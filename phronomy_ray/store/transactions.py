@@ -20,6 +20,7 @@ import tenacity
 from sqlalchemy import Connection, Engine
 
 from phronomy_ray.errors import CommitOutcomeUnknownError, PhronomyError
+from phronomy_ray.store.batches import end_batches
 from phronomy_ray.store.driver_errors import Stage, is_locked, translate
 from phronomy_ray.store.engines import StoreOptions, make_engine, reading, writing
 from phronomy_ray.store.locations import Location
@@ -95,8 +96,7 @@ class Transactions:
                 connection.commit()
             return result
         finally:
-            with suppress(Exception):  # a dead connection cannot roll back; the pool replaces it
-                connection.close()
+            _give_back(connection)
 
     def _begin(self, connection: Connection) -> None:
         if self.location.backend != "sqlite":
@@ -120,6 +120,17 @@ class Transactions:
         if self._engine is not None:
             _INHERITED.append(self._engine)
         self._start_process()
+
+
+def _give_back(connection: Connection) -> None:
+    """Roll back what is not committed and return the connection to its pool; never raises."""
+    try:
+        end_batches(connection)
+    except Exception as error:  # noqa: BLE001  the outcome is decided; only this connection is in doubt
+        with suppress(Exception):
+            connection.invalidate(error)
+    with suppress(Exception):  # a dead connection cannot roll back; the pool replaces it
+        connection.close()
 
 
 class _Attempt:

@@ -22,6 +22,8 @@ from phronomy_ray.errors import (
     OwnershipLostError,
     StoreUnavailableError,
 )
+from phronomy_ray.store import commit_writer, statements
+from phronomy_ray.store.batches import run_batch
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing import store_samples as samples
@@ -107,7 +109,10 @@ class TestFencingBetweenStatements:
                 assert not pending.done()
             assert pending.result(timeout=15) == 0
 
-    def test_a_stopped_owner_cannot_hold_its_successor_back_for_ever(self, postgres_database: Any) -> None:
+    @pytest.mark.parametrize("records", [1, 3])
+    def test_a_stopped_owner_cannot_hold_its_successor_back_for_ever(
+        self, postgres_database: Any, records: int
+    ) -> None:
         options = StoreOptions(idle_in_transaction_timeout_s=0.3, lock_timeout_s=10)
         old = owned(postgres_database.open(options=options))
         new = Owner(postgres_database.open(options=options), "alice")
@@ -120,7 +125,7 @@ class TestFencingBetweenStatements:
         engine = old.store._transactions._get_engine()  # type: ignore[attr-defined]
         with ThreadPoolExecutor(1) as pool:
             event.listen(engine, "commit", stop_inside)
-            stale = pool.submit(old.append, "from the stopped one")
+            stale = pool.submit(old.append, *["from the stopped one"] * records)
             assert stopped.wait(timeout=15)
             assert new.claim().root.epoch == 2
             new.append("from the new one")
@@ -144,16 +149,19 @@ class TestLostConnections:
             assert kill_backends(postgres_database) == 1
             assert len(owner.store.read_journal("alice")) == number + 1
 
-    def test_S05_connection_killed_between_statements_is_repeated_once(self, postgres_database: Any) -> None:
+    def test_S05_connection_killed_between_statements_is_repeated_once(
+        self, postgres_database: Any, monkeypatch: Any
+    ) -> None:
         owner = owned(postgres_database.open())
-        engine = owner.store._transactions._get_engine()  # type: ignore[attr-defined]
         kills = []
 
-        def kill_after_update(_c: Any, _cur: Any, statement: str, *_: Any) -> None:
-            if statement.startswith("UPDATE agents") and len(kills) < limit:
+        def kill_after_update(connection: Any, steps: Any) -> list[int]:
+            counts = run_batch(connection, steps)
+            if steps[0][0] is statements.ADVANCE_ROOT and len(kills) < limit:
                 kills.append(kill_backends(postgres_database))
+            return counts
 
-        event.listen(engine, "after_cursor_execute", kill_after_update)
+        monkeypatch.setattr(commit_writer, "run_batch", kill_after_update)
         limit = 1
         owner.append("survives one")
         limit = 3

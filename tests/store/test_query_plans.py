@@ -1,0 +1,45 @@
+"""Reads whose cost must not grow with history use the index that was made for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.dialects import sqlite
+
+from phronomy_ray.store import statements
+from phronomy_ray.testing.store_samples import owned
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        (statements.OPEN_EXECUTION, "uq_executions_one_open_per_agent"),
+        (statements.execution_list(of_agent=False, open_only=True), "uq_executions_one_open_per_agent"),
+        (statements.execution_list(of_agent=True, open_only=False), "ix_executions_agent_id_created_at"),
+        (statements.JOURNAL_OF_EXECUTION, "ix_journal_execution_id_position"),
+        (
+            statements.approval_list(of_execution=False, of_agent=False, pending_only=True),
+            "ix_approvals_pending_created_at",
+        ),
+    ],
+)
+def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> None:
+    owned(sqlite_database.open())
+    text = str(query.compile(dialect=sqlite.dialect(paramstyle="named")))
+    names = ("the_agent_id", "the_execution_id", "row_limit", "param_1")
+    with sqlite_database.engine().begin() as connection:
+        plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, {name: 1 for name in names}).all()
+    steps = " / ".join(str(row[3]) for row in plan)
+    assert index in steps, steps
+
+
+def test_postgres_uses_the_partial_index_under_a_generic_plan(postgres_database: Any) -> None:
+    text = str(statements.OPEN_EXECUTION.compile(dialect=postgres_database.engine().dialect))
+    text = text.replace("%(the_agent_id)s", "$1")
+    with postgres_database.engine().begin() as connection:
+        for setting in ("plan_cache_mode = force_generic_plan", "enable_seqscan = off"):
+            connection.exec_driver_sql(f"SET LOCAL {setting}")
+        connection.exec_driver_sql(f"PREPARE open_execution (text) AS {text}")
+        plan = "\n".join(row[0] for row in connection.exec_driver_sql("EXPLAIN EXECUTE open_execution ('a')"))
+    assert "uq_executions_one_open_per_agent" in plan, plan
