@@ -134,6 +134,13 @@ one_open_execution = Index(
     sqlite_where=IS_OPEN,
     postgresql_where=IS_OPEN,
 )
+#: What the supervisor asks for again and again: its cost must not grow with the executions that are over.
+Index(
+    "ix_executions_open_created_at",
+    executions.c.created_at,
+    sqlite_where=IS_OPEN,
+    postgresql_where=IS_OPEN,
+)
 Index("ix_executions_agent_id_created_at", executions.c.agent_id, executions.c.created_at)
 Index("ix_executions_created_at", executions.c.created_at)
 

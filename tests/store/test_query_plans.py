@@ -15,7 +15,7 @@ from phronomy_ray.testing.store_samples import owned
     ("query", "index"),
     [
         (statements.OPEN_EXECUTION, "uq_executions_one_open_per_agent"),
-        (statements.execution_list(of_agent=False, open_only=True), "uq_executions_one_open_per_agent"),
+        (statements.execution_list(of_agent=False, open_only=True), "ix_executions_open_created_at"),
         (statements.execution_list(of_agent=True, open_only=False), "ix_executions_agent_id_created_at"),
         (statements.JOURNAL_OF_EXECUTION, "ix_journal_execution_id_position"),
         (
@@ -29,7 +29,7 @@ def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> 
     text = str(query.compile(dialect=sqlite.dialect(paramstyle="named")))
     names = ("the_agent_id", "the_execution_id", "row_limit", "param_1")
     with sqlite_database.engine().begin() as connection:
-        plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, {name: 1 for name in names}).all()
+        plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, dict.fromkeys(names, 1)).all()
     steps = " / ".join(str(row[3]) for row in plan)
     assert index in steps, steps
 

@@ -118,6 +118,13 @@ def _executions() -> None:
         sqlite_where=is_open,
         postgresql_where=is_open,
     )
+    op.create_index(
+        "ix_executions_open_created_at",
+        "executions",
+        ["created_at"],
+        sqlite_where=is_open,
+        postgresql_where=is_open,
+    )
     op.create_index("ix_executions_agent_id_created_at", "executions", ["agent_id", "created_at"])
     op.create_index("ix_executions_created_at", "executions", ["created_at"])
 
