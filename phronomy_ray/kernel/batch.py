@@ -72,19 +72,21 @@ def _prepare(
     try:
         arguments = bound.spec.parameters.decode(request.arguments)
     except ArgumentError as error:
-        return _refuse(call, "invalid_arguments", str(error), now)
+        # the model is told what was wrong with what it wrote; the record must not quote a hidden parameter
+        shown = "the arguments do not fit the schema" if bound.spec.redact_params else str(error)
+        return _refuse(call, "invalid_arguments", str(error), now, recorded=shown)
     call = call.move(ToolPhase.AUTHORIZING, arguments=arguments)
     if bound.spec.requires_approval:
         return call.move(ToolPhase.AWAITING_APPROVAL, status=ToolCallStatus.AWAITING_APPROVAL)
     return call.move(ToolPhase.AUTHORIZED)
 
 
-def _refuse(call: ToolCall, code: str, message: str, now: datetime) -> ToolCall:
+def _refuse(call: ToolCall, code: str, message: str, now: datetime, *, recorded: str = "") -> ToolCall:
     return call.move(
         ToolPhase.COMPLETED,
         status=ToolCallStatus.FAILED,
         model_text=f"Error ({code}): {message}",
-        error=ErrorRecord("ToolError", code, message).to_wire(),
+        error=ErrorRecord("ToolError", code, recorded or message).to_wire(),
         ended_at=now,
     )
 

@@ -19,6 +19,8 @@ from phronomy_ray.tool_calls import ToolOutcome
 
 #: Dispatches of a replayable call before its worker's death counts as its failure.
 MAX_DISPATCHES = 3
+#: The same for the death of its owner, which may have other causes: lost nodes, an operator.
+MAX_OWNER_LOSSES = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.state import Decide, DispatchTools, Resolve
-from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, ToolCall
+from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message
-from phronomy_ray.redaction import redact_fields, redact_text
+from phronomy_ray.redaction import redact_fields, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
 
 PREVIEW_CHARS = 300
@@ -223,20 +223,32 @@ def _is_fatal(draft: Draft, row: ToolCallRow, outcome: ToolOutcome) -> bool:
 
 
 def redispatch_lost(draft: Draft) -> None:
-    """After a crash: run again what may run again; ask about the rest."""
+    """After a crash: run again what may run again; ask about the rest.
+
+    A call that was running in each of `MAX_OWNER_LOSSES` crashes is taken for their cause and fails.
+    """
     again: set[str] = set()
+    settled: list[ToolCallRow] = []
     batch = []
     for call in draft.execution.batch:
-        if call.is_live:
+        row = call.row
+        if call.is_live and row.replay == "never":
+            call = call.running().lost().move(ToolPhase.UNRESOLVED, status=ToolCallStatus.UNKNOWN)
+        elif call.is_live and row.attempt >= MAX_OWNER_LOSSES:
+            outcome = _worker_died(
+                ToolOutcome(row.tool_call_id, row.attempt, ToolCallStatus.FAILED), row.attempt
+            )
+            call = call.settle(outcome, fatal=_is_fatal(draft, row, outcome), now=draft.env.now)
+            settled.append(call.row)
+        elif call.is_live:
             call = call.running().lost()
-            if call.row.replay == "never":
-                call = call.move(ToolPhase.UNRESOLVED, status=ToolCallStatus.UNKNOWN)
-            else:
-                again.add(call.row.tool_call_id)
+            again.add(row.tool_call_id)
         elif call.phase is ToolPhase.AUTHORIZED:
-            again.add(call.row.tool_call_id)
+            again.add(row.tool_call_id)
         batch.append(call)
     draft.set_batch(batch)
+    for row in settled:
+        _result_event(draft, row)
     if again:
         _dispatch(draft, again)
 
@@ -354,10 +366,14 @@ def journal_batch(draft: Draft) -> ErrorRecord | None:
         draft.record(
             RecordKind.TOOL_RESULT,
             Channel.TOOL,
-            {"status": row.status.value, "result": row.result, "error": _public_error(row.error)},
+            row.result,  # alone, so that a large one is the same content as in the ledger and stored once
             model_call=row.model_call_id,
             causation=row.tool_call_id,
-            metadata={"tool_name": row.tool_name},
+            metadata={
+                "tool_name": row.tool_name,
+                "status": row.status.value,
+                "error": _public_error(row.error),
+            },
         )
         text = row.model_text if row.model_text is not None else _CLOSING_TEXT.get(row.status, "")
         draft.message(
@@ -404,7 +420,10 @@ def shown_arguments(draft: Draft, row: ToolCallRow) -> Any:
 def _result_event(draft: Draft, row: ToolCallRow) -> None:
     spec = _spec(draft, row)
     text = row.model_text or _CLOSING_TEXT.get(row.status, "")
-    hidden = spec is not None and spec.redact_result
+    names = spec.redact_params if spec is not None else ()
+    # refused arguments are quoted in the refusal and were never taken apart, so there is nothing to search for
+    hidden = spec is not None and (spec.redact_result or (bool(names) and row.arguments is None))
+    secrets = secret_values(row.arguments, names) if names else ()
     draft.event(
         "tool_result",
         {
@@ -412,7 +431,7 @@ def _result_event(draft: Draft, row: ToolCallRow) -> None:
             "tool_name": row.tool_name,
             "status": row.status.value,
             "attempt": row.attempt,
-            "preview": HIDDEN if hidden else redact_text(text[:PREVIEW_CHARS]),
+            "preview": HIDDEN if hidden else redact_text(text[: 2 * PREVIEW_CHARS], secrets)[:PREVIEW_CHARS],
             "characters": len(text),
         },
     )

@@ -160,8 +160,12 @@ def _bind(bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[
 
 
 async def _call_async(bound: BoundTool, arguments: dict[str, Any]) -> Any:
-    value = bound.tool.body(arguments)
-    return await _await_within(value, bound.spec.timeout_s) if inspect.isawaitable(value) else value
+    try:
+        value = bound.tool.body(arguments)
+        return await _await_within(value, bound.spec.timeout_s) if inspect.isawaitable(value) else value
+    except (StopIteration, StopAsyncIteration) as error:
+        # the loop over attempts would take these for its own end, and the call for one that returned nothing
+        raise RuntimeError(f"the tool raised {type(error).__name__}") from error
 
 
 async def _await_within(value: Any, timeout_s: float) -> Any:

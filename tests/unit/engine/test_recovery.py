@@ -37,8 +37,11 @@ Paired = Callable[[Any], None]
 #: The undisturbed run reaches each of these (a test below checks that), the second batch after an approval.
 POINTS = [
     "before_claim",
-    *(f"{side}_commit:{step}" for step in ("admit", "batch", "results", "suspend", "decision", "terminal")
-      for side in ("before", "after")),
+    *(
+        f"{side}_commit:{step}"
+        for step in ("admit", "batch", "results", "suspend", "decision", "terminal")
+        for side in ("before", "after")
+    ),
     "before_model",
     "after_model",
     "before_dispatch",
@@ -90,7 +93,9 @@ def comparable(lab: Any) -> list[Any]:
     return [fact[1:] for fact in lab.facts()]
 
 
-async def test_the_undisturbed_run_reaches_every_fault_point(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_undisturbed_run_reaches_every_fault_point(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: set[str] = set()
     engine = lab.engine(two_batches(lab, Counter(), []))
 
@@ -280,13 +285,17 @@ async def unresolved_engine(lab: Any, *tools: Any, names: Sequence[str], losses:
 
 async def test_a_call_that_was_not_performed_runs_again(lab: Any) -> None:
     engine, waiting = await unresolved_engine(lab, pay, names=["pay"], losses={"pay": 1})
-    await engine.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "not_performed", decided_by="bob"))
+    await engine.resolve(
+        Resolve("ex1", waiting.unresolved[0].tool_call_id, "not_performed", decided_by="bob")
+    )
     assert (await lab.end(engine)).output == "x"
     (row,) = lab.store.tool_calls("ex1")
     assert (row.status, row.attempt, row.result) == (ToolCallStatus.SUCCEEDED, 2, "paid 0")
 
 
-async def test_a_call_that_failed_is_told_or_ends_the_execution_as_its_tool_says(lab: Any, paired: Paired) -> None:
+async def test_a_call_that_failed_is_told_or_ends_the_execution_as_its_tool_says(
+    lab: Any, paired: Paired
+) -> None:
     engine, waiting = await unresolved_engine(lab, pay, names=["pay"], losses={"pay": 1})
     await engine.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "failed", error="declined"))
     assert (await lab.end(engine)).output == "x"
@@ -295,7 +304,9 @@ async def test_a_call_that_failed_is_told_or_ends_the_execution_as_its_tool_says
 
 
 async def test_a_resolved_failure_of_a_raising_tool_ends_the_execution(lab: Any) -> None:
-    engine, waiting = await unresolved_engine(lab, pay_or_fail, names=["pay_or_fail"], losses={"pay_or_fail": 1})
+    engine, waiting = await unresolved_engine(
+        lab, pay_or_fail, names=["pay_or_fail"], losses={"pay_or_fail": 1}
+    )
     await engine.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "failed", error="declined"))
     result = await lab.end(engine)
     assert result.status is ExecutionStatus.FAILED
@@ -424,7 +435,9 @@ async def test_bodies_of_a_stopped_engine_are_over_before_anything_runs_again(la
         return "quick"
 
     store = FaultyStore(lab.store)
-    engine = lab.engine(lab.define([calls(call("slow", {}), call("quick", {})), final("x")], slow, quick), store=store)
+    engine = lab.engine(
+        lab.define([calls(call("slow", {}), call("quick", {})), final("x")], slow, quick), store=store
+    )
     store.fail_before("results", error=PhronomyError("out of order"))
     await engine.start("ex1", "go")
     with pytest.raises(PhronomyError, match="out of order"):
@@ -525,7 +538,10 @@ async def test_an_agent_of_another_definition_is_refused_before_it_is_claimed(la
     definition = lab.define([final("x")])
     await lab.engine(definition).activate()
     epoch = lab.store.load_root("a1").epoch
-    for other in (lab.define([final("x")], definition_version="2"), lab.define([final("x")], definition_id="other")):
+    for other in (
+        lab.define([final("x")], definition_version="2"),
+        lab.define([final("x")], definition_id="other"),
+    ):
         with pytest.raises(ConfigurationError, match="stored as"):
             await lab.engine(other).activate()
     with pytest.raises(NotFoundError):

@@ -495,6 +495,11 @@ class KernelMachine(RuleBasedStateMachine):
             self.work.model_calls.discard(self.state.execution.model_call.model_call_id)
             assert self.feed(ModelStopped(self.state.execution.model_call.model_call_id))
 
+    @precondition(lambda self: self.work.model_calls)
+    @rule()
+    def a_model_call_stops_without_anybody_having_cancelled(self) -> None:
+        assert not self.feed(ModelStopped(min(self.work.model_calls)))
+
     @rule()
     def crash(self) -> None:
         self.zombies |= self.work.bodies
@@ -635,6 +640,28 @@ def check_paired(messages: list[dict[str, Any]]) -> None:
 
 #: One example is some 40 ms; ``HYPOTHESIS_PROFILE=thorough`` asks for more of them.
 EXAMPLES = 60 if settings.default.max_examples <= 100 else settings.default.max_examples
+
+
+def test_a_replayable_call_that_takes_its_owner_with_it_every_time_fails_in_the_end() -> None:
+    """Nothing else would end such a loop: every new owner makes progress, by a commit, before it dies."""
+    machine = KernelMachine()
+    machine.begin()
+    machine.start(prepared=True)
+    wanted = (ToolCallRequest("c0", "look", '{"x": 1}'),)
+    answer = ModelAnswer(Message.assistant(None, wanted), FinishReason.STOP, Usage(1, 1))
+    machine.feed(ModelAnswered("ex1:m1", answer))
+    for _ in range(9):
+        machine.crash()
+        assert machine.work.bodies, "it runs again"
+    machine.crash()
+    assert not machine.work.bodies
+    assert machine.work.model_calls == {"ex1:m2"}, "the model is told"
+    (row,) = machine.store.tool_calls.values()
+    assert row.status is ToolCallStatus.FAILED
+    assert row.error is not None
+    assert row.error["code"] == "worker_died"
+
+
 KernelMachine.TestCase.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=30, report_multiple_bugs=False
 )
