@@ -191,7 +191,7 @@ def test_store_equals_model(database: Any, key: str | None) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=15,
+            max_examples=8,
             stateful_step_count=20,
             deadline=None,
             database=None,
