@@ -1,0 +1,5 @@
+"""``python -m phronomy_ray.cli``."""
+
+from phronomy_ray.cli import main
+
+main()
