@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,11 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
 from support.report import Report, arguments, median, ratio
 from support.stores import fresh_store
+
+HERE = Path(__file__).parent
 
 POLL_S = 0.02
 LIMIT_S = 90.0
@@ -45,10 +43,7 @@ def main() -> int:
     options = parser.parse_args()
     report = Report("recovery", options.json, options.quick)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(HERE / "support"), os.environ.get("PYTHONPATH")])
-    )
-    sys.path.insert(0, str(HERE / "support"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     from phronomy_ray import Dedicated, Runtime
     from phronomy_ray.testing.local_cluster import LocalCluster
 
@@ -97,18 +92,15 @@ class _Bench:
         """Kill to first answer of a bare detached actor."""
         import ray
 
-        actor = (
-            ray.remote(Bare)
-            .options(
-                name=f"bare-{name}-{number}",
-                lifetime="detached",
-                num_cpus=0,
-                resources={"agents": 1},
-                max_restarts=-1,
-                max_task_retries=0,
-            )
-            .remote()
-        )
+        remote: Any = ray.remote(Bare)
+        actor: Any = remote.options(
+            name=f"bare-{name}-{number}",
+            lifetime="detached",
+            num_cpus=0,
+            resources={"agents": 1},
+            max_restarts=-1,
+            max_task_retries=0,
+        ).remote()
         pid, _ = ray.get(actor.where.remote())
         killed = time.time()
         kill(pid)
@@ -127,7 +119,7 @@ class _Bench:
 
     def agent(self, name: str, number: int, kill: Callable[[int], None]) -> tuple[float, float]:
         """Kill to recovery commit, and to the running tool body."""
-        from bench_agents import HoldAgent
+        from support.bench_agents import HoldAgent
 
         with tempfile.TemporaryDirectory(prefix="phronomy-hold-") as folder:
             starts = Path(folder) / "starts"

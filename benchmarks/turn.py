@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
+from typing import TypeAlias
 
 from support.report import Report, arguments, median, ratio
 from support.stores import ENGINES, FreshStore, fresh_store, postgres
+
+#: Makes a new conversation of a name; each call of what it returns is one turn.
+Conversation: TypeAlias = "Callable[[str], Callable[[], TurnCost]]"
+Driver: TypeAlias = Callable[[FreshStore], AbstractContextManager[Conversation]]
 
 MESSAGE = "What is the price of the thing that we spoke of?"
 
@@ -50,12 +52,11 @@ def main() -> int:
     window = 10 if options.quick else 50
     rows = options.row or ["engine", "actor", "gateway"]
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(__file__).parent / "support"), os.environ.get("PYTHONPATH")])
+        filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
     )
-    sys.path.insert(0, str(Path(__file__).parent / "support"))
     with ExitStack() as stack:
         server = stack.enter_context(postgres())
-        drivers: dict[str, Callable[[FreshStore], object]] = {"engine": in_process}
+        drivers: dict[str, Driver] = {"engine": in_process}
         if {"actor", "gateway"} & set(rows):
             stack.enter_context(local_ray(gateway="gateway" in rows))
             drivers["actor"] = dedicated
@@ -66,56 +67,56 @@ def main() -> int:
                 with fresh_store(engine, server) as store:
                     measure(report, row, store, drivers[row], window)
     report.notes.append(
-        f"medians over windows of {window} turns that begin at the named turn; the first window begins at turn 2, "
-        "since the first turn of a process also loads code"
+        f"medians of {window} turns from the named turn on (from turn 2 for the first, which also loads code); the three "
+        "conversations take their measured turns in rotation, so that a drift of the machine meets all three alike"
     )
     report.print()
     return 0
 
 
-def measure(
-    report: Report, row: str, store: FreshStore, driver: Callable[[FreshStore], object], window: int
-) -> None:
-    """Run one conversation of 500 turns and a window, and report its three windows."""
-    starts = {1: 2, 50: 50, 500: 500}
-    # the first window may reach into turn 50: it ends before
-    costs: dict[int, list[TurnCost]] = {}
-    sizes: dict[int, float] = {}
-    with driver(store) as turn:  # type: ignore[attr-defined]
-        done = 0
-        turn()
-        done += 1
-        for name, begin in starts.items():
-            while done < begin - 1:
-                turn()
-                done += 1
-            count = min(window, 48) if name == 1 else window
-            before = store.bytes()
-            costs[name] = [turn() for _ in range(count)]
-            sizes[name] = (store.bytes() - before) / count
-            done += count
-            report.row(
-                row=row,
-                store=store.engine,
-                turn=name,
-                turns_measured=count,
-                own_ms=round(median([cost.own for cost in costs[name]]), 3),
-                model_wait_ms=round(median([cost.model for cost in costs[name]]), 3),
-                total_ms=round(median([cost.total for cost in costs[name]]), 3),
-                bytes_per_turn=round(sizes[name]),
-            )
+def measure(report: Report, row: str, store: FreshStore, driver: Driver, window: int) -> None:
+    """Bring three conversations to turns 1, 49 and 499, then measure their next turns in rotation."""
+    starts = {1: 1, 50: 49, 500: 499}
+    with driver(store) as conversation:
+        turns = {name: conversation(f"turn-{name}") for name in starts}
+        sizes: dict[int, float] = {}
+        before = 0
+        for number in range(1, starts[500] + 1):
+            if number in (2, 450):
+                before = store.bytes()
+            turns[500]()
+            if number in (51, 499):
+                sizes[1 if number == 51 else 500] = (store.bytes() - before) / 50
+        for name in (50, 1):
+            for _ in range(starts[name]):
+                turns[name]()
+        costs: dict[int, list[TurnCost]] = {name: [] for name in starts}
+        for _ in range(window):
+            for name, turn in turns.items():
+                costs[name].append(turn())
+    for name in starts:
+        report.row(
+            row=row,
+            store=store.engine,
+            turn=name,
+            turns_measured=window,
+            own_ms=round(median([cost.own for cost in costs[name]]), 3),
+            model_wait_ms=round(median([cost.model for cost in costs[name]]), 3),
+            total_ms=round(median([cost.total for cost in costs[name]]), 3),
+            **({"bytes_per_turn": round(sizes[name])} if name in sizes else {}),
+        )
     growth = ratio(median([c.own for c in costs[500]]), median([c.own for c in costs[1]]))
-    name = {"engine": "engine_", "actor": "", "gateway": "gateway_"}[row]
-    report.ratios[f"{name}turn500_vs_turn1_{store.engine}"] = growth
+    prefix = {"engine": "engine_", "actor": "", "gateway": "gateway_"}[row]
+    report.ratios[f"{prefix}turn500_vs_turn1_{store.engine}"] = growth
     if row == "actor":
         key = "bytes500_vs_bytes1" if store.engine == "sqlite" else "bytes500_vs_bytes1_postgres"
         report.ratios[key] = ratio(sizes[500], sizes[1])
 
 
 @contextmanager
-def in_process(store: FreshStore) -> Iterator[Callable[[], TurnCost]]:
+def in_process(store: FreshStore) -> Iterator[Conversation]:
     """The engine on a loop of this process."""
-    from bench_agents import OneToolAgent
+    from support.bench_agents import OneToolAgent
 
     from phronomy_ray.clock import SystemClock
     from phronomy_ray.engine.creation import new_agent
@@ -125,57 +126,70 @@ def in_process(store: FreshStore) -> Iterator[Callable[[], TurnCost]]:
     from phronomy_ray.tools.executor import LocalToolExecutor
 
     definition = OneToolAgent.definition()
-    opened = open_store(store.url)
-    opened.create_agent(new_agent("bench", definition, now=SystemClock().now()))
     loop = asyncio.new_event_loop()
+    engines = []
 
-    async def make() -> AgentEngine:
-        return AgentEngine("bench", definition, EngineParts(opened, OneToolAgent.model, LocalToolExecutor()))
+    def conversation(name: str) -> Callable[[], TurnCost]:
+        opened = open_store(store.url)
+        opened.create_agent(new_agent(name, definition, now=SystemClock().now()))
 
-    engine = loop.run_until_complete(make())
+        async def make() -> AgentEngine:
+            return AgentEngine(name, definition, EngineParts(opened, OneToolAgent.model, LocalToolExecutor()))
 
-    async def one() -> None:
-        execution = new_execution_id()
-        await engine.start(execution, MESSAGE)
-        result = await engine.wait(execution, until="terminal", timeout_s=60)
-        assert result is not None
-        assert result.output is not None
+        engine = loop.run_until_complete(make())
+        engines.append(engine)
 
-    def turn() -> TurnCost:
-        waited, begun = engine.status()["timing"]["model_s"], time.perf_counter()
-        loop.run_until_complete(one())
-        return TurnCost(
-            (time.perf_counter() - begun) * 1e3, (engine.status()["timing"]["model_s"] - waited) * 1e3
-        )
+        async def one() -> None:
+            execution = new_execution_id()
+            await engine.start(execution, MESSAGE)
+            result = await engine.wait(execution, until="terminal", timeout_s=60)
+            assert result is not None
+            assert result.output is not None
 
-    yield turn
-    loop.run_until_complete(engine.seal())
+        def turn() -> TurnCost:
+            waited, begun = engine.status()["timing"]["model_s"], time.perf_counter()
+            loop.run_until_complete(one())
+            total = time.perf_counter() - begun
+            return TurnCost(total * 1e3, (engine.status()["timing"]["model_s"] - waited) * 1e3)
+
+        return turn
+
+    yield conversation
+    for engine in engines:
+        loop.run_until_complete(engine.seal())
     loop.close()
 
 
 @contextmanager
-def dedicated(store: FreshStore, agent_class: str = "OneToolAgent") -> Iterator[Callable[[], TurnCost]]:
-    """A dedicated actor called by this driver."""
-    import bench_agents
+def dedicated(store: FreshStore, agent_class: str = "OneToolAgent") -> Iterator[Conversation]:
+    """Dedicated actors called by this driver."""
+    from support import bench_agents
 
     from phronomy_ray import Runtime
 
     with Runtime(store=store.url, model_gateways=1) as runtime:
-        agent = runtime.create(getattr(bench_agents, agent_class), f"bench-{store.engine}-{agent_class}")
+        agents = []
 
-        def turn() -> TurnCost:
-            waited = agent.status()["timing"]["model_s"]
-            begun = time.perf_counter()
-            result = agent.invoke(MESSAGE, timeout=120)
-            total = time.perf_counter() - begun
-            assert result.output is not None
-            return TurnCost(total * 1e3, (agent.status()["timing"]["model_s"] - waited) * 1e3)
+        def conversation(name: str) -> Callable[[], TurnCost]:
+            agent = runtime.create(getattr(bench_agents, agent_class), f"{store.engine}-{agent_class}-{name}")
+            agents.append(agent)
 
-        yield turn
-        agent.unload()
+            def turn() -> TurnCost:
+                waited = agent.status()["timing"]["model_s"]
+                begun = time.perf_counter()
+                result = agent.invoke(MESSAGE, timeout=120)
+                total = time.perf_counter() - begun
+                assert result.output is not None
+                return TurnCost(total * 1e3, (agent.status()["timing"]["model_s"] - waited) * 1e3)
+
+            return turn
+
+        yield conversation
+        for agent in agents:
+            agent.unload()
 
 
-def through_gateway(store: FreshStore) -> object:
+def through_gateway(store: FreshStore) -> AbstractContextManager[Conversation]:
     """A dedicated actor whose model calls go through the gateway to a real HTTP server."""
     return dedicated(store, "OneToolGatewayAgent")
 
@@ -184,7 +198,7 @@ def through_gateway(store: FreshStore) -> object:
 def local_ray(*, gateway: bool) -> Iterator[None]:
     """A Ray of its own, and a model server."""
     import ray
-    from bench_agents import one_tool_turn
+    from support.bench_scripts import one_tool_turn
 
     from phronomy_ray.testing.model_server import ModelServer
 
@@ -193,7 +207,6 @@ def local_ray(*, gateway: bool) -> Iterator[None]:
         if gateway:
             server = stack.enter_context(ModelServer(one_tool_turn))
             os.environ["PHRONOMY_BENCH_API_BASE"] = server.base_url
-            sys.modules.pop("bench_agents")
         ray.init(address="local", namespace="phronomy", include_dashboard=False, log_to_driver=False)
         stack.callback(ray.shutdown)
         yield

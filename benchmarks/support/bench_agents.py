@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from phronomy_ray import Agent, ToolContext, tool
-from phronomy_ray.models.script import ScriptRequest, call, calls, final
 from phronomy_ray.models.scripted import ScriptedModel
-
-
-def one_tool_turn(request: ScriptRequest):  # type: ignore[no-untyped-def]
-    """Two model calls: ask for one tool call, then answer."""
-    if request.messages[-1]["role"] == "user":
-        return calls(call("lookup", {"key": "price"}))
-    return final("The price is 42 euros, as the table says.")
+from support.bench_scripts import hold_turn, one_tool_turn
 
 
 @tool(replay="safe")
@@ -38,7 +32,7 @@ class OneToolGatewayAgent(Agent):
     model = "openai/bench"
     instructions = "You answer from the table."
     tools = (lookup,)
-    model_settings = {"api_base": os.environ.get("PHRONOMY_BENCH_API_BASE", ""), "api_key": "none"}
+    model_settings: ClassVar = {"api_base": os.environ.get("PHRONOMY_BENCH_API_BASE", ""), "api_key": "none"}
 
 
 @tool(replay="safe")
@@ -49,13 +43,6 @@ def hold(folder: str, context: ToolContext) -> str:
     while not (Path(folder) / "go").exists() and not context.is_cancelled():
         time.sleep(0.02)
     return "held"
-
-
-def hold_turn(request: ScriptRequest):  # type: ignore[no-untyped-def]
-    """Ask for one call of `hold`, with the folder that the user named."""
-    if request.messages[-1]["role"] == "user":
-        return calls(call("hold", {"folder": request.messages[-1]["content"]}))
-    return final("done")
 
 
 class HoldAgent(Agent):
