@@ -78,3 +78,18 @@ def read_events(store: str, execution_id: str, after: int = 0, log: str | None =
         if log is not None:
             effects.record(log, "read", seq=event.seq, type=event.type.value)
     return events
+
+
+def error_of_with_causes(store: str, execution_id: str) -> list[BaseException]:
+    """The stored failure and its chain of causes, one by one: pickle keeps no chain."""
+    chain: list[BaseException] = []
+    error: BaseException | None = error_of(store, execution_id)
+    while error is not None:
+        chain.append(error)
+        error = error.__cause__
+    return chain
+
+
+def runtime_ready(store: str) -> None:
+    """Open a store ahead of a race."""
+    runtime(store)
