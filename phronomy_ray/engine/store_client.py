@@ -19,6 +19,8 @@ R = TypeVar("R")
 
 #: How long an unreachable store is tried again before the agent stops, in seconds.
 RETRY_S = 10.0
+#: How long an unused connection is kept, in seconds: an agent that waits for a human needs none, and servers have few.
+IDLE_CLOSE_S = 30.0
 
 
 class StoreClient:
@@ -28,6 +30,9 @@ class StoreClient:
         self.store = store
         self._retry_s = retry_s
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-store")
+        self._running = 0
+        self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`function` on a thread; an unreachable store is tried again for `retry_s` seconds.
@@ -35,9 +40,17 @@ class StoreClient:
         Raises what `function` raises, and `StoreUnavailableError` at the end of the retries.
         """
         loop = asyncio.get_running_loop()
-        async for attempt in self._retrying():
-            with attempt:
-                return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        self._running += 1
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            async for attempt in self._retrying():
+                with attempt:
+                    return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+        finally:
+            self._running -= 1
+            if not self._running and not self._closed:
+                self._idle = loop.call_later(IDLE_CLOSE_S, self._release)
         raise AssertionError("unreachable")
 
     async def commit(self, commit: Commit) -> None:
@@ -60,8 +73,16 @@ class StoreClient:
 
     def close(self) -> None:
         """Release connections and threads."""
+        self._closed = True
+        if self._idle is not None:
+            self._idle.cancel()
         self.store.close()
         self._threads.shutdown(wait=False)
+
+    def _release(self) -> None:
+        """Give the connection back to the server; the next call opens one again."""
+        if not self._running and not self._closed:
+            self._threads.submit(self.store.close)
 
     def _retrying(self) -> AsyncRetrying:
         return AsyncRetrying(
