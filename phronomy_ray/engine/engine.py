@@ -59,6 +59,7 @@ from phronomy_ray.kernel.state import (
 )
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
+from phronomy_ray.redaction import redact_text
 from phronomy_ray.results import ResultParts, RunResult, result_of
 from phronomy_ray.store.port import Store
 from phronomy_ray.tool_results import encode_result
@@ -532,11 +533,15 @@ class AgentEngine:
         )
         if self._halted is not error:
             self._halted.__cause__ = error
-        _LOG.warning("agent %s stopped: %s (%s)", self.agent_id, self._halted, self._halted.code)
+        reason = redact_text(str(self._halted))
+        _LOG.warning("agent %s stopped: %s (%s)", self.agent_id, reason, self._halted.code)
         self._work.abandon()
         self.hub.wake()
         if isinstance(error, OwnershipLostError):
-            self._parts.on_ownership_lost()
+            try:
+                self._parts.on_ownership_lost()
+            except Exception:  # noqa: BLE001 - a listener may raise anything; whoever waits must still be told
+                _LOG.exception("agent %s: the listener for lost ownership failed", self.agent_id)
 
     def _error_payload(self) -> dict[str, Any]:
         error = self._halted or PhronomyError("stopped")

@@ -8,8 +8,9 @@ the store (the engine does that) and then the buffer. A reader that falls too fa
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phronomy_ray.events import Event, EventType
 
@@ -70,12 +71,12 @@ class EventHub:
         return self._changed
 
     def read(self, execution_id: str, after_position: int) -> tuple[list[Event], int]:
-        """Events behind `after_position`, and the position of the last one."""
+        """Events behind `after_position`, and the position of the last one; their payloads belong to the caller."""
         buffer = self._buffers.get(execution_id)
         if buffer is None:
             return [], after_position
         found = [(position, event) for position, event in buffer.events if position > after_position]
-        events = [event for _, event in found]
+        events = [replace(event, payload=copy.deepcopy(event.payload)) for _, event in found]
         if found and found[0][0] > after_position + 1:
             lost = found[0][0] - after_position - 1
             events.insert(0, Event(execution_id, events[0].seq, EventType.LOST, {"events": lost}, False))

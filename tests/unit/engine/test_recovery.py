@@ -26,7 +26,7 @@ from phronomy_ray.journal import ExecutionStatus, Lifecycle, ToolCallStatus
 from phronomy_ray.kernel.state import Resolve
 from phronomy_ray.models.scripted import call, calls, final, hang
 from phronomy_ray.testing.faulty_store import FaultyStore
-from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
+from phronomy_ray.tool_calls import ToolContext, ToolInvocation
 from phronomy_ray.tools.envelope import unknown
 from phronomy_ray.tools.executor import LocalToolExecutor
 
@@ -459,8 +459,7 @@ async def test_a_tool_that_the_definition_has_no_more_is_a_typed_end(lab: Any, p
     write_plan(lab.faults, "a1", point="after_dispatch", action="fail")
     engine = lab.engine(lab.define(script, old_tool))
     with pytest.raises(FaultInjectedError):
-        await engine.start("ex1", "go")
-        await lab.end(engine)
+        await lab.run(engine, "go")
     second = lab.engine(lab.define(script))
     await second.activate()
     result = await lab.end(second)
@@ -544,11 +543,10 @@ async def test_an_agent_of_another_definition_is_refused_before_it_is_claimed(la
     ):
         with pytest.raises(ConfigurationError, match="stored as"):
             await lab.engine(other).activate()
+    missing = lab.engine(definition, "b")
+    missing.agent_id = "missing"
     with pytest.raises(NotFoundError):
-        lab.create(definition, "b")
-        engine = lab.engine(definition, "b")
-        engine.agent_id = "missing"
-        await engine.activate()
+        await missing.activate()
     assert lab.store.load_root("a1").epoch == epoch
     assert lab.store.load_root("a1").lifecycle is Lifecycle.IDLE
 
