@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import sys
+import threading
+from collections.abc import Iterator
 
-from phronomy_ray.cli.exit_codes import ClusterUnavailableError
+from phronomy_ray.cli.exit_codes import ClusterUnavailableError, ExitCode
 
 PROBE_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S = 45.0
 _HINT = "give --address (or PHRONOMY_RAY_ADDRESS), or start a cluster with `ray start --head`"
 
 
@@ -46,6 +51,34 @@ def is_listening(address: str) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def connecting(address: str) -> Iterator[None]:
+    """Ends the process with a clear error when the block, which connects to `address`, takes too long.
+
+    `ray.init` goes on for minutes when something else than a Ray head of ours listens there, and cannot be interrupted.
+    Nothing has been started at that point, so the process can go.
+    """
+
+    def give_up() -> None:
+        sys.stderr.write(
+            f"error: the Ray cluster at {address!r} did not let us in within {CONNECT_TIMEOUT_S:g} s: {_HINT} "
+            f"[{ClusterUnavailableError.default_code}]\n"
+        )
+        sys.stderr.flush()
+        os._exit(ExitCode.UNAVAILABLE)
+
+    if address == "local":  # our own cluster may take its time
+        yield
+        return
+    timer = threading.Timer(CONNECT_TIMEOUT_S, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _candidates() -> list[str]:
     """The cluster of `ray start` if there is one, else whatever runs here."""
     from ray._private import services
@@ -56,4 +89,4 @@ def _candidates() -> list[str]:
     return sorted(services.find_gcs_addresses())  # type: ignore[no-untyped-call]
 
 
-__all__ = ["find_cluster", "is_listening"]
+__all__ = ["connecting", "find_cluster", "is_listening"]

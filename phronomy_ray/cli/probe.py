@@ -25,7 +25,7 @@ def probe(address: str, namespace: str, gateways: int) -> dict[str, Any]:
         nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         found: list[dict[str, Any]] = []
         for number in range(gateways):
-            handle = find_actor(gateway_name(number), namespace)
+            handle: Any = find_actor(gateway_name(number), namespace)
             if handle is None:
                 continue
             try:

@@ -66,16 +66,18 @@ class Session:
         """A runtime; by default on a cluster that runs already.
 
         Raises:
-            ClusterUnavailableError: no cluster answers.
+            ClusterUnavailableError: no cluster answers; one that does not let us in ends the process.
         """
-        from phronomy_ray.cli.cluster import find_cluster
+        from phronomy_ray.cli.cluster import connecting, find_cluster
         from phronomy_ray.runtime.runtime import Runtime
 
         address = find_cluster(self.address_or(default_address))
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-        with Runtime(
-            address, namespace=self.namespace or None, store=self.store_url, ray_options=quiet, **options
-        ) as runtime:
+        with connecting(address):
+            runtime = Runtime(
+                address, namespace=self.namespace or None, store=self.store_url, ray_options=quiet, **options
+            )
+        with runtime:
             yield runtime
 
 

@@ -35,12 +35,21 @@ class Bridge:
             future.cancel()
             raise
 
+    async def _end(self) -> None:
+        """Let what an interrupt has cancelled come to its end, then stop the loop."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=5)
+        self._loop.stop()
+
     def close(self) -> None:
         """Stop the loop and its thread; later calls are refused."""
         if self._closed:
             return
         self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
         self._thread.join(timeout=10)
         self._loop.close()
 

@@ -113,7 +113,7 @@ class Surveyor(Agent):
         "plain numbers, and a last row named `total`. Then say in one sentence that the report is written. If a tool "
         "fails, say so and stop."
     )
-    tools = [list_packages, count_package, write_report]
+    tools = (list_packages, count_package, write_report)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
