@@ -13,10 +13,11 @@ A mistake in the declaration is a `ConfigurationError` when the class is made. C
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
 from phronomy_ray.definition.tool import Tool, ToolSpec, is_number, is_whole, with_name
@@ -107,13 +108,16 @@ class Agent:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("tool_aliases", {})
+        if not isinstance(own, Mapping):
+            raise ConfigurationError(f"agent {cls.__name__}: tool_aliases must be a mapping, not {own!r}")
         merged: dict[str, str] = {}
         for base in reversed(cls.__mro__):
             merged.update(base.__dict__.get("tool_aliases", {}))
         cls.tool_aliases = merged
         cls._definition = None
         if cls.model:
-            cls._definition = _compile(cls)
+            cls._definition = _compile(cls, frozenset(own))
 
     @classmethod
     def definition(cls) -> AgentDefinition:
@@ -157,17 +161,20 @@ def class_path_of(cls: type[Agent]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _compile(cls: type[Agent]) -> AgentDefinition:
+def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
     def wrong(field: str, value: Any, expected: str) -> ConfigurationError:
         return ConfigurationError(f"agent {cls.__name__}: {field} must be {expected}, not {value!r}")
 
-    if not (isinstance(cls.model, str) or callable(getattr(cls.model, "stream", None))):
+    is_port = all(callable(getattr(cls.model, name, None)) for name in ("complete", "stream"))
+    if not (isinstance(cls.model, str) or (is_port and not isinstance(cls.model, type))):
         raise wrong("model", cls.model, "a litellm model name or an object with complete() and stream()")
     instructions = cls.__dict__.get("instructions", cls.instructions)
     if isinstance(instructions, staticmethod | classmethod):
         instructions = instructions.__get__(None, cls)
     if not (isinstance(instructions, str) or callable(instructions)):
         raise wrong("instructions", instructions, "text or a function of the input")
+    if callable(instructions) and not _takes_one_argument(instructions):
+        raise wrong("instructions", instructions, "a function of one argument, the input")
     for field in ("max_iterations", "max_output_tokens", "context_window"):
         value = getattr(cls, field)
         optional = value is None and field != "max_iterations"
@@ -181,6 +188,11 @@ def _compile(cls: type[Agent]) -> AgentDefinition:
         value = getattr(cls, field)
         if not (is_whole(value) and value >= 0):
             raise wrong(field, value, "0 or more")
+    for field in ("cache_instructions", "allow_empty_answer"):
+        if not isinstance(getattr(cls, field), bool):
+            raise wrong(field, getattr(cls, field), "True or False")
+    if not isinstance(cast("object", cls.definition_id), str):
+        raise wrong("definition_id", cls.definition_id, "text")
     version: object = cls.definition_version
     if not (isinstance(version, str) and version):
         raise wrong("definition_version", version, "non-empty text")
@@ -190,7 +202,7 @@ def _compile(cls: type[Agent]) -> AgentDefinition:
         raise ConfigurationError(
             f"agent {cls.__name__}: model_settings must be plain JSON: {error}"
         ) from error
-    tools = _bind_tools(cls)
+    tools = _bind_tools(cls, own_aliases)
     definitions = tuple(bound.spec.definition() for bound in tools.values())
     text = dumps(definitions)
     return AgentDefinition(
@@ -206,17 +218,27 @@ def _compile(cls: type[Agent]) -> AgentDefinition:
         model_settings=settings if isinstance(settings, dict) else {},
         model_timeout_s=cls.model_timeout_s,
         model_retries=cls.model_retries,
-        cache_instructions=bool(cls.cache_instructions),
+        cache_instructions=cls.cache_instructions,
         context_window=cls.context_window,
         empty_answer_retries=cls.empty_answer_retries,
-        allow_empty_answer=bool(cls.allow_empty_answer),
+        allow_empty_answer=cls.allow_empty_answer,
         quiescence_timeout_s=cls.quiescence_timeout_s,
         tool_definitions=definitions,
         tools_content=(content_hash(text), text),
     )
 
 
-def _bind_tools(cls: type[Agent]) -> dict[str, BoundTool]:
+def _takes_one_argument(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
+def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, BoundTool]:
     listed: list[tuple[Any, str | None]]
     given: object = cls.tools
     if isinstance(given, Mapping):
@@ -239,13 +261,16 @@ def _bind_tools(cls: type[Agent]) -> dict[str, BoundTool]:
         own_names.add(spec.name)
         name = alias or cls.tool_aliases.get(spec.name)
         if name:
-            spec = with_name(spec, name)
+            try:
+                spec = with_name(spec, name)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"agent {cls.__name__}: {error.message}") from None
         if spec.name in bound:
             raise ConfigurationError(
                 f"agent {cls.__name__}: two tools are named {spec.name!r}; give one an alias"
             )
         bound[spec.name] = BoundTool(spec, item)
-    unused = set(cls.tool_aliases) - own_names
+    unused = own_aliases - own_names  # an inherited alias may be for a tool that this class leaves out
     if unused and cls.tools:
         raise ConfigurationError(
             f"agent {cls.__name__}: tool_aliases names {sorted(unused)[0]!r}, which is no tool of it"

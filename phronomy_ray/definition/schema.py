@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
 MAX_ECHO_CHARS = 300
 #: How many problems one error result lists.
 MAX_PROBLEMS = 8
+MAX_UNION_DEPTH = 8
+#: pydantic's error types of places where an object or a list belongs.
+_STRUCTURED = frozenset(
+    {
+        "dataclass_type",
+        "dict_type",
+        "frozen_set_type",
+        "list_type",
+        "model_attributes_type",
+        "model_type",
+        "set_type",
+        "tuple_type",
+    }
+)
 
 
 class ArgumentError(Exception):
@@ -116,10 +131,12 @@ def parameters_of(function: Callable[..., Any], *, tool: str, skip_self: bool = 
                 f"tool {tool!r}: parameter {parameter.name!r} is {parameter.kind.description}; "
                 "a model can only give arguments by name"
             )
+        if parameter.name.startswith("_"):
+            raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} must not begin with '_'")
         if parameter.name not in hints:
             raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} has no type hint")
         hint = hints[parameter.name]
-        if hint is ToolContext:
+        if _is_context(hint):
             if context_parameter is not None:
                 raise ConfigurationError(
                     f"tool {tool!r}: {parameter.name!r} is a second ToolContext parameter"
@@ -130,11 +147,16 @@ def parameters_of(function: Callable[..., Any], *, tool: str, skip_self: bool = 
         description = documented.get(parameter.name)
         fields[parameter.name] = (hint, Field(default, description=description) if description else default)
     try:
-        model = create_model(
-            f"{tool}_arguments",
-            __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False, protected_namespaces=()),
-            **fields,
-        )
+        with warnings.catch_warnings():
+            # `schema`, `json` or `copy` are good names for parameters, and nobody calls these methods of the model
+            warnings.filterwarnings(
+                "ignore", message="Field name .* shadows an attribute", category=UserWarning
+            )
+            model = create_model(
+                f"{tool}_arguments",
+                __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False, protected_namespaces=()),
+                **fields,
+            )
         schema = model.model_json_schema()
     except Exception as error:  # pydantic raises many classes for a type it cannot describe
         raise ConfigurationError(f"tool {tool!r}: the parameters have no JSON Schema: {error}") from error
@@ -142,6 +164,11 @@ def parameters_of(function: Callable[..., Any], *, tool: str, skip_self: bool = 
     for item in schema.get("properties", {}).values():
         item.pop("title", None)
     return Parameters(model, schema, context_parameter)
+
+
+def _is_context(hint: Any) -> bool:
+    """Whether `hint` asks for the `ToolContext`, also as an optional or annotated one."""
+    return hint is ToolContext or any(_is_context(part) for part in typing.get_args(hint))
 
 
 def _decode_nested(value: Any, schema: Any, definitions: dict[str, Any]) -> Any:
@@ -154,23 +181,35 @@ def _decode_nested(value: Any, schema: Any, definitions: dict[str, Any]) -> Any:
         if decoded is value:
             return value
         value = decoded
-    for option in _options(schema, definitions):
-        if isinstance(value, dict) and ("properties" in option or "additionalProperties" in option):
-            properties = option.get("properties", {})
-            extra = option.get("additionalProperties")
-            value = {
-                key: _decode_nested(item, properties.get(key, extra), definitions)
-                for key, item in value.items()
-            }
-        elif isinstance(value, list) and ("items" in option or "prefixItems" in option):
-            prefix = option.get("prefixItems", [])
-            value = [
-                _decode_nested(
-                    item, prefix[index] if index < len(prefix) else option.get("items"), definitions
-                )
-                for index, item in enumerate(value)
-            ]
+    options = _options(schema, definitions)
+    if isinstance(value, dict):
+        shapes = [option for option in options if "properties" in option or "additionalProperties" in option]
+        return {
+            key: _decode_nested(item, _any_of([_field(shape, key) for shape in shapes]), definitions)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        shapes = [option for option in options if "items" in option or "prefixItems" in option]
+        return [
+            _decode_nested(item, _any_of([_item(shape, index) for shape in shapes]), definitions)
+            for index, item in enumerate(value)
+        ]
     return value
+
+
+def _field(shape: dict[str, Any], key: str) -> Any:
+    return shape.get("properties", {}).get(key, shape.get("additionalProperties"))
+
+
+def _item(shape: dict[str, Any], index: int) -> Any:
+    prefix = shape.get("prefixItems", [])
+    return prefix[index] if index < len(prefix) else shape.get("items")
+
+
+def _any_of(schemas: list[Any]) -> Any:
+    """The schema of a place that several shapes of a union describe: text in one of them is text for all."""
+    known = [schema for schema in schemas if schema is not None and schema is not False]
+    return known[0] if len(known) == 1 else {"anyOf": known} if known else None
 
 
 def _decode_text(text: str, schema: dict[str, Any], definitions: dict[str, Any] | None = None) -> Any:
@@ -186,9 +225,15 @@ def _decode_text(text: str, schema: dict[str, Any], definitions: dict[str, Any] 
     return decoded if kind in types else text
 
 
-def _options(schema: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    options = [_resolve(option, definitions) for key in ("anyOf", "oneOf") for option in schema.get(key, ())]
-    return [option for option in options if isinstance(option, dict)] or [schema]
+def _options(schema: Any, definitions: dict[str, Any], depth: int = 0) -> list[dict[str, Any]]:
+    """The alternatives of a schema, unions in unions included; a schema that says nothing accepts everything."""
+    schema = _resolve(schema, definitions)
+    if not isinstance(schema, dict):
+        return [{}]
+    nested = [option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key, ())]
+    if not nested or depth > MAX_UNION_DEPTH:
+        return [schema]
+    return [option for part in nested for option in _options(part, definitions, depth + 1)]
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
@@ -215,7 +260,7 @@ def _got(item: Any, arguments: Any) -> str:
         return ""
     hint = ""
     given = item.get("input")
-    if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
+    if isinstance(given, str) and (given.lstrip()[:1] in ("{", "[") or item["type"] in _STRUCTURED):
         hint = "; send JSON, not a string"
     return f" (got {_echo(repr(given), 80)}{hint})"
 

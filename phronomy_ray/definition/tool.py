@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, cast, overload
 
 from phronomy_ray.definition.schema import Parameters, parameters_of
 from phronomy_ray.errors import ConfigurationError
@@ -95,6 +96,14 @@ class ToolSpec:
         }
 
 
+def _parameter_names(given: Any, tool_name: str) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(
+            f"tool {tool_name!r}: redact_params must be a list of parameter names, not {given!r}"
+        )
+    return tuple(given)
+
+
 class Tool:
     """Base of tools written as a class: set the attributes and write ``execute``."""
 
@@ -125,7 +134,12 @@ class Tool:
 
     def __init_subclass__(cls, *, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        inherited = [name for base in cls.__mro__ for name in base.__dict__.get("redact_params", ())]
+        tool_name = cls.name or cls.__name__
+        inherited = [
+            name
+            for base in cls.__mro__
+            for name in _parameter_names(base.__dict__.get("redact_params", ()), tool_name)
+        ]
         cls.redact_params = tuple(dict.fromkeys(inherited))
         cls._spec = None
         if cls.execute is not Tool.execute and not abstract:
@@ -205,8 +219,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     def decorate(target: Callable[..., Any]) -> FunctionTool:
         if not callable(target):
             raise ConfigurationError(f"@tool takes a function, not {target!r}")
-        name = str(options.get("name") or getattr(target, "__name__", ""))
-        return FunctionTool(target, _compile(target, target, name, options))
+        name = options.get("name") or getattr(target, "__name__", "")
+        return FunctionTool(target, _compile(target, name, options))
 
     return decorate if function is None else decorate(function)
 
@@ -215,15 +229,16 @@ def _compile_class(cls: type[Tool]) -> ToolSpec:
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
     name = cls.name or snake.removesuffix("_tool")
     options = {key: getattr(cls, key) for key in _OPTIONS}
-    if not options["description"] and cls.__doc__ and cls.__doc__ != Tool.__doc__:
-        options["description"] = inspect.cleandoc(cls.__doc__)
-    return _compile(cls.execute, cls.execute, name, options, skip_self=True)
+    if not options["description"]:
+        documented = [base.__dict__.get("__doc__") for base in cls.__mro__[: cls.__mro__.index(Tool)]]
+        options["description"] = inspect.cleandoc(next(filter(None, documented), ""))
+    is_plain = isinstance(inspect.getattr_static(cls, "execute"), staticmethod | classmethod)
+    return _compile(cls.execute, name, options, skip_self=not is_plain)
 
 
 def _compile(
     function: Callable[..., Any],
-    documented: Any,
-    name: str,
+    name: Any,
     options: dict[str, Any],
     *,
     skip_self: bool = False,
@@ -231,14 +246,14 @@ def _compile(
     unknown = set(options) - set(_OPTIONS) - {"name"}
     if unknown:
         raise ConfigurationError(f"tool {name!r}: unknown option {sorted(unknown)[0]!r}")
-    if not _NAME.fullmatch(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ConfigurationError(
             f"tool name {name!r} is not allowed: 1 to 64 letters, digits, '_' or '-' (give name=...)"
         )
     parameters = parameters_of(function, tool=name, skip_self=skip_self)
     is_async = inspect.iscoroutinefunction(function)
     mode = options.get("execution_mode") or ("cooperative" if is_async else "blocking_io")
-    redact = tuple(options.get("redact_params") or ())
+    redact = _parameter_names(options.get("redact_params") or (), name)
     for field in redact:
         if field not in parameters.model.model_fields:
             raise ConfigurationError(
@@ -246,7 +261,7 @@ def _compile(
             )
     spec = ToolSpec(
         name=name,
-        description=options.get("description") or _description(documented),
+        description=options.get("description") or _description(function),
         parameters=parameters,
         execution_mode=_member(ExecutionMode, mode, name, "execution_mode"),
         replay=_member(Replay, options.get("replay", Replay.NEVER), name, "replay"),
@@ -256,7 +271,7 @@ def _compile(
         retries=options.get("retries", 0),
         max_result_chars=options.get("max_result_chars", DEFAULT_SHOWN_CHARS),
         redact_params=redact,
-        redact_result=bool(options.get("redact_result", False)),
+        redact_result=options.get("redact_result", False),
     )
     return _check(spec)
 
@@ -267,6 +282,8 @@ def _check(spec: ToolSpec) -> ToolSpec:
             given = getattr(spec, field)
             raise ConfigurationError(f"tool {spec.name!r}: {field} must be {expected}, not {given!r}")
 
+    check("description", isinstance(cast("object", spec.description), str), "text")
+    check("redact_result", isinstance(cast("object", spec.redact_result), bool), "True or False")
     check("requires_approval", isinstance(spec.requires_approval, bool), "True or False")
     check("timeout_s", is_number(spec.timeout_s) and spec.timeout_s > 0, "a positive number of seconds")
     check("retries", is_whole(spec.retries) and spec.retries >= 0, "0 or more")
@@ -285,25 +302,26 @@ def is_whole(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is an int or float and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether `value` is an int or a finite float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def with_name(spec: ToolSpec, name: str) -> ToolSpec:
+def with_name(spec: ToolSpec, name: Any) -> ToolSpec:
     """`spec` under an alias.
 
     Raises:
         ConfigurationError: the alias is not a legal tool name.
     """
-    if not _NAME.fullmatch(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise ConfigurationError(f"tool alias {name!r} is not allowed: 1 to 64 letters, digits, '_' or '-'")
     return replace(spec, name=name)
 
 
-def _description(function: Any) -> str:
+def _description(function: Callable[..., Any]) -> str:
     from docstring_parser import parse
 
-    parsed = parse(inspect.getdoc(function) or "")
+    # not inspect.getdoc: it would find the docstring of `Tool.execute`, which is none of the tool's
+    parsed = parse(inspect.cleandoc(function.__doc__ or ""))
     parts = [part for part in (parsed.short_description, parsed.long_description) if part]
     return "\n\n".join(parts)
 
