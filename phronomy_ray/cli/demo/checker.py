@@ -156,16 +156,17 @@ def read_effects(path: Path) -> list[Effect]:
 
 
 def running_at(effects: Iterable[Effect], moment: float) -> list[Effect]:
-    """Starts before `moment` without an end before it."""
-    open_starts: dict[tuple[str, int], Effect] = {}
+    """Starts before `moment` without an end before it; a later attempt takes the place of an earlier one."""
+    begun: dict[str, Effect] = {}
     for effect in effects:
         if effect.at > moment:
             continue
-        if effect.event == "start":
-            open_starts[effect.call, effect.attempt] = effect
-        else:
-            open_starts.pop((effect.call, effect.attempt), None)
-    return list(open_starts.values())
+        current = begun.get(effect.call)
+        if effect.event == "start" and (current is None or effect.attempt > current.attempt):
+            begun[effect.call] = effect
+        elif effect.event == "end" and current is not None and effect.attempt == current.attempt:
+            del begun[effect.call]
+    return list(begun.values())
 
 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
