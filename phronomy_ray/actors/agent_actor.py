@@ -189,15 +189,12 @@ class AgentActor:
         self, execution_id: str, after: int = 0, cursor: str | None = None, wait_s: float = 10.0
     ) -> dict[str, Any]:
         """Events behind `cursor` or the durable seq `after`: ``{"events", "cursor", "ended"}``; waits for the first."""
+        engine = self._engine()
         with self._waiting():
-            events, cursor = await self._engine().events(
+            events, cursor = await engine.events(
                 execution_id, after=after, cursor=cursor, timeout_s=min(wait_s, MAX_WAIT_S)
             )
-        ended = any(event.is_terminal for event in events)
-        if not events and (await self._engine().view(execution_id)).status.is_terminal:
-            # nothing came: either everything was read, or the end came just now
-            events = await self._engine().stored_events(execution_id, after)
-            ended = True
+        ended = any(event.is_terminal for event in events) or not (events or engine.runs(execution_id))
         return {"events": [event.to_wire() for event in events], "cursor": cursor, "ended": ended}
 
     async def approve(

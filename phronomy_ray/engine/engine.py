@@ -404,8 +404,12 @@ class AgentEngine:
     ) -> tuple[list[Event], str]:
         """Events behind `cursor` or, without a valid one, behind the durable seq `after`; waits for at least one.
 
-        Returns the events (none after `timeout_s`) and the cursor to come back with. A terminal event is the last; an
-        engine that has stopped and cannot read its store again gives an ``error`` event.
+        Returns the events (none after `timeout_s`, or at once when the execution has ended and all are read) and the
+        cursor to come back with. A terminal event is the last; an engine that has stopped and cannot read its store again
+        gives an ``error`` event.
+
+        Raises:
+            NotFoundError: no such execution of this agent.
         """
         try:
             await self.activate()
@@ -434,11 +438,20 @@ class AgentEngine:
                 return [self._error_event(execution_id, after)], self._cursor(position)
             if self._sealed:
                 raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
+            if not self.runs(execution_id):
+                await self.view(execution_id)  # it ended, or never was
+                read = max(after, self.hub.last_seq(execution_id))
+                return await self.stored_events(execution_id, read), self._cursor(position)
             remaining = deadline - asyncio.get_running_loop().time()
             try:
                 await asyncio.wait_for(changed.wait(), max(0.0, remaining))
             except TimeoutError:
                 return [], self._cursor(position)
+
+    def runs(self, execution_id: str) -> bool:
+        """Whether it is the non-terminal execution of this engine, as committed."""
+        running = self._state.execution if self._state is not None else None
+        return running is not None and running.row.execution_id == execution_id
 
     def _error_event(self, execution_id: str, seq: int) -> Event:
         return Event(execution_id, seq, EventType.ERROR, self._error_payload(), False)

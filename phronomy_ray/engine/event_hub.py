@@ -84,6 +84,12 @@ class EventHub:
         buffer.read_position = max(buffer.read_position, position)
         return events, max(position, after_position)
 
+    def last_seq(self, execution_id: str) -> int:
+        """Seq of the last durable event in the buffer, 0 without one."""
+        buffer = self._buffers.get(execution_id)
+        events = reversed(buffer.events) if buffer is not None else ()
+        return next((event.seq for _, event in events if event.durable), 0)
+
     def position_after_seq(self, execution_id: str, seq: int) -> int | None:
         """Position of the durable event `seq` in the buffer; ``None`` when the buffer does not reach back to it."""
         buffer = self._buffers.get(execution_id)

@@ -71,6 +71,12 @@ def test_start_events_result_and_transcript(raw: Raw) -> None:
         assert page["ended"] == (bool(page["events"]) and page["events"][-1]["type"] == "completed")
     assert [event["seq"] for event in events if event["durable"]] == [1, 2, 3, 4]
     assert "".join(event["payload"]["text"] for event in events if event["type"] == "token") == "done"
+    assert raw("events", execution_id, cursor=cursor, wait_s=30) == {
+        "events": [],
+        "cursor": cursor,
+        "ended": True,
+    }
+    assert raw("events", execution_id, after=4, wait_s=30)["ended"] is True
     again = raw("events", execution_id, after=2)
     assert [event["seq"] for event in again["events"] if event["durable"]] == [3, 4]
     result = raw.until(execution_id)
@@ -164,6 +170,7 @@ def test_our_errors_arrive_as_our_classes(raw: Raw, new_id: Callable[[str], str]
         (NotFoundError, "result", (new_execution_id(),)),
         (InvalidInputError, "result", (execution_id, "sometime")),
         (NotFoundError, "resume", (new_execution_id(),)),
+        (NotFoundError, "events", (new_execution_id(),)),
         (NotFoundError, "cancel", (new_execution_id(),)),
         (StateConflictError, "approve", (execution_id, "ap_unknown")),
         (StateConflictError, "resolve", (execution_id, "tc_unknown", "succeeded")),
