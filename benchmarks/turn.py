@@ -200,15 +200,15 @@ def local_ray(*, gateway: bool) -> Iterator[None]:
     import ray
     from support.bench_scripts import one_tool_turn
 
+    from phronomy_ray.testing.local_cluster import LocalCluster
     from phronomy_ray.testing.model_server import ModelServer
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with ExitStack() as stack:
         if gateway:
             server = stack.enter_context(ModelServer(one_tool_turn))
             os.environ["PHRONOMY_BENCH_API_BASE"] = server.base_url
-        ray.init(address="local", namespace="phronomy", include_dashboard=False, log_to_driver=False)
-        stack.callback(ray.shutdown)
+        cluster = stack.enter_context(LocalCluster(workers=0, num_cpus=2))
+        ray.init(address=cluster.address, namespace="phronomy", log_to_driver=False)
         yield
 
 
