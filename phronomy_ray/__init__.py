@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from phronomy_ray.journal import ExecutionStatus
     from phronomy_ray.messages import Message, ToolCallRequest, Usage
     from phronomy_ray.results import ApprovalRequest, RunResult, UnresolvedCall
-    from phronomy_ray.runtime.handles import AgentHandle, ExecutionHandle
+    from phronomy_ray.runtime.agent_handle import AgentHandle
+    from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.placement import Dedicated
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.tool_calls import ToolContext
@@ -26,12 +27,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Agent": "definition.agent",
-    "AgentHandle": "runtime.handles",
+    "AgentHandle": "runtime.agent_handle",
     "ApprovalRequest": "results",
     "Dedicated": "runtime.placement",
     "Event": "events",
     "EventType": "events",
-    "ExecutionHandle": "runtime.handles",
+    "ExecutionHandle": "runtime.execution_handle",
     "ExecutionMode": "definition.tool",
     "ExecutionStatus": "journal",
     "Message": "messages",

@@ -152,7 +152,7 @@ def _run_chunk(
         missing = next((item.tool_name for item in invocations if item.tool_name not in tools), None)
         if missing is not None:
             raise KeyError(f"the class has no tool {missing!r} any more")
-    except Exception as error:  # the import of a user's module may raise anything
+    except Exception as error:  # noqa: BLE001 - the import of a user's module may raise anything
         yield [_unavailable(item, error, node) for item in invocations]
         return
     yield from _Chunk(tools, invocations, namespace, node).run()

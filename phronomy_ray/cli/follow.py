@@ -20,7 +20,7 @@ from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
 
 if TYPE_CHECKING:
-    from phronomy_ray.runtime.handles import ExecutionHandle
+    from phronomy_ray.runtime.execution_handle import ExecutionHandle
 
 
 class NeedsHumanError(Exception):

@@ -19,7 +19,7 @@ from phronomy_ray.ids import new_execution_id
 if TYPE_CHECKING:
     from phronomy_ray.definition.agent import Agent
     from phronomy_ray.results import RunResult
-    from phronomy_ray.runtime.handles import ExecutionHandle
+    from phronomy_ray.runtime.execution_handle import ExecutionHandle
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Only the result, as one JSON document.")]
 PatientOption = Annotated[

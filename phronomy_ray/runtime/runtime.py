@@ -25,10 +25,11 @@ from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalRequest, RunResult
+from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.directory import AgentDirectory
-from phronomy_ray.runtime.handles import AgentHandle, ExecutionHandle
+from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.store.port import Store
 

@@ -27,7 +27,7 @@ from phronomy_ray.results import RunResult
 from phronomy_ray.testing import processes
 
 if TYPE_CHECKING:
-    from phronomy_ray.runtime.handles import ExecutionHandle
+    from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.testing.local_cluster import KilledNode, LocalNode
 

@@ -1,0 +1,257 @@
+"""`ExecutionHandle` and its events: what a driver holds of one execution, through the loss of any number of actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayError
+
+from phronomy_ray.actors.ray_calls import call, is_gone, is_unreachable
+from phronomy_ray.errors import (
+    AgentUnloadedError,
+    InvalidInputError,
+    NotFoundError,
+    PhronomyError,
+    WaitTimeoutError,
+)
+from phronomy_ray.events import Event
+from phronomy_ray.journal import ExecutionStatus
+from phronomy_ray.results import RunResult
+from phronomy_ray.runtime.bridge import Bridge, blocking, refuse_on_loop
+
+if TYPE_CHECKING:
+    from phronomy_ray.runtime.agent_handle import AgentHandle
+
+#: Slice of one waiting call, in seconds.
+SLICE_S = 20.0
+#: How often a waiter looks at the store while nobody holds the execution, in seconds.
+STORE_POLL_S = 1.0
+#: Pause before a lost actor is asked again, in seconds.
+RECONNECT_S = 0.2
+
+
+class ExecutionHandle:
+    """One execution. `result` and ``await`` go to its end; `wait` can also stop at a suspension."""
+
+    def __init__(self, agent: AgentHandle, execution_id: str) -> None:
+        #: The agent that runs it.
+        self.agent = agent
+        #: The execution's id.
+        self.execution_id = execution_id
+
+    def __repr__(self) -> str:
+        return f"ExecutionHandle({self.execution_id!r}, agent={self.agent.agent_id!r})"
+
+    @property
+    def bridge(self) -> Bridge:
+        """The loop that blocking forms run on."""
+        return self.agent.bridge
+
+    async def wait_async(self, until: str = "terminal", timeout: float | None = None) -> RunResult:
+        """Wait until it is ``terminal`` or, with ``until="suspended"``, at the latest until it needs a human.
+
+        Returns the result whatever the end is. A lost actor does not end the wait.
+
+        Raises:
+            WaitTimeoutError: after `timeout` seconds; the execution goes on.
+            NotFoundError: there is no such execution.
+        """
+        if until not in ("terminal", "suspended"):
+            raise InvalidInputError(f"until must be 'terminal' or 'suspended', not {until!r}")
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            left = SLICE_S if deadline is None else min(SLICE_S, deadline - loop.time())
+            if left <= 0:
+                raise WaitTimeoutError(
+                    f"execution {self.execution_id} is not {until} after {timeout:g} s; it goes on",
+                    details={"execution_id": self.execution_id},
+                )
+            result = await self._wait_once(until, left)
+            if result is not None:
+                return result
+
+    wait = blocking(wait_async)
+
+    async def _wait_once(self, until: str, seconds: float) -> RunResult | None:
+        actor = self.agent.live_actor()
+        if actor is not None:
+            try:
+                wire = await call(
+                    actor, "result", self.execution_id, until, seconds, timeout_s=seconds + 10.0
+                )
+                return RunResult.from_wire(wire) if wire is not None else None
+            except AgentUnloadedError:
+                self.agent.forget_actor()
+            except (RayError, TimeoutError) as error:
+                if isinstance(error, PhronomyError) or not (is_gone(error) or is_unreachable(error)):
+                    raise
+                if is_gone(error):
+                    self.agent.forget_actor()
+                else:
+                    await asyncio.sleep(min(RECONNECT_S, seconds))
+                    return None
+        stored = await self.agent.stored_result(self.execution_id)
+        if stored.status.is_terminal or (until == "suspended" and stored.suspended):
+            return stored
+        if stored.suspended:
+            await asyncio.sleep(min(STORE_POLL_S, seconds))  # a human is waited for: no process is needed
+            return None
+        await self.agent.actor_async()  # nobody holds running work: wake its owner, which recovers it
+        return None
+
+    async def result_async(self, timeout: float | None = None) -> RunResult:
+        """Wait until the end, through any number of suspensions.
+
+        Raises:
+            the stored error of a failed or cancelled execution; `WaitTimeoutError` after `timeout` seconds.
+        """
+        return (await self.wait_async("terminal", timeout)).raise_for_status()
+
+    result = blocking(result_async)
+
+    def __await__(self) -> Generator[Any, None, RunResult]:
+        return self.result_async().__await__()
+
+    async def view_async(self) -> RunResult:
+        """The execution as it is stored now; wakes nothing. Raises `NotFoundError`."""
+        return await self.agent.stored_result(self.execution_id)
+
+    view = blocking(view_async)
+
+    async def status_async(self) -> ExecutionStatus:
+        """Its durable status, from the store."""
+        return (await self.view_async()).status
+
+    status = blocking(status_async)
+
+    async def cancel_async(self, *, reason: str = "cancelled") -> RunResult:
+        """Cancel it; see `AgentHandle.cancel_async`."""
+        return await self.agent.cancel_async(self.execution_id, reason=reason)
+
+    cancel = blocking(cancel_async)
+
+    async def approve_async(
+        self,
+        approval_request_id: str,
+        *,
+        approved: bool = True,
+        decided_by: str | None = None,
+        reason: str | None = None,
+    ) -> RunResult:
+        """Answer one of its approval requests; see `AgentHandle.approve_async`."""
+        return await self.agent.approve_async(
+            self.execution_id, approval_request_id, approved=approved, decided_by=decided_by, reason=reason
+        )
+
+    approve = blocking(approve_async)
+
+    def events(self, *, after: int = 0) -> EventStream:
+        """Its events behind the durable seq `after`, as iterator and async iterator; ends with the terminal event.
+
+        Closing or losing the iterator changes nothing for the execution; come back with the last seq.
+        """
+        return EventStream(self, after)
+
+
+class EventStream:
+    """Iterator and async iterator over an execution's events."""
+
+    def __init__(self, execution: ExecutionHandle, after: int) -> None:
+        self._execution = execution
+        self._after = after
+        self._cursor: str | None = None
+        self._ready: list[Event] = []
+        self._ended = False
+
+    @property
+    def bridge(self) -> Bridge:
+        """The loop that the blocking form runs on."""
+        return self._execution.bridge
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        refuse_on_loop("iterating events", "async for")
+        event = self.bridge.run(self._next())
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self._next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def _next(self) -> Event | None:
+        while not self._ready:
+            if self._ended:
+                return None
+            await self._fetch()
+        event = self._ready.pop(0)
+        self._after = max(self._after, event.seq)
+        self._ended = self._ended or event.is_terminal
+        return event
+
+    async def _fetch(self) -> None:
+        agent = self._execution.agent
+        actor = agent.live_actor()
+        if actor is not None:
+            try:
+                wire = await call(
+                    actor,
+                    "events",
+                    self._execution.execution_id,
+                    self._after,
+                    self._cursor,
+                    SLICE_S,
+                    timeout_s=SLICE_S + 10,
+                )
+                self._cursor = wire["cursor"]
+                self._ready = [Event.from_wire(item) for item in wire["events"]]
+                if self._ready:
+                    return
+                await self._end_if_terminal()
+                return
+            except AgentUnloadedError:
+                agent.forget_actor()
+            except (RayError, TimeoutError) as error:
+                if isinstance(error, PhronomyError) or not (is_gone(error) or is_unreachable(error)):
+                    raise
+                if is_gone(error):
+                    agent.forget_actor()
+                else:
+                    await asyncio.sleep(RECONNECT_S)
+                    return
+        self._cursor = None
+        rows = await asyncio.to_thread(agent.store.events, self._execution.execution_id, after=self._after)
+        self._ready = [Event.from_row(row) for row in rows]
+        if self._ready:
+            return
+        stored = await agent.stored_result(self._execution.execution_id)
+        if stored.status.is_terminal:
+            self._ended = True
+        elif stored.suspended:
+            await asyncio.sleep(STORE_POLL_S)
+        else:
+            await agent.actor_async()
+
+    async def _end_if_terminal(self) -> None:
+        try:
+            stored = await self._execution.agent.stored_result(self._execution.execution_id)
+        except NotFoundError:
+            self._ended = True
+            raise
+        if stored.status.is_terminal:
+            rows = await asyncio.to_thread(
+                self._execution.agent.store.events, self._execution.execution_id, after=self._after
+            )
+            self._ready = [Event.from_row(row) for row in rows]
+            self._ended = not self._ready
