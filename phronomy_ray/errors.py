@@ -423,8 +423,11 @@ def _type_name(error: BaseException) -> str:
 
 
 def _code(error: BaseException) -> str:
-    code = getattr(error, "code", None)
-    return code if isinstance(code, str) and code else "remote_error"
+    try:
+        code = getattr(error, "code", None)
+    except BaseException:  # noqa: BLE001 - a user's property may raise anything
+        code = None
+    return code if isinstance(code, str) and code else RemoteError.default_code
 
 
 def _known_classes() -> dict[str, type[PhronomyError]]:

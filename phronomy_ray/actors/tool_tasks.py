@@ -29,7 +29,7 @@ from phronomy_ray.definition.tool import ExecutionMode
 from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome, ToolStarted
-from phronomy_ray.tools.envelope import redacted, run_sync, timed_out, timestamp, unknown
+from phronomy_ray.tools.envelope import missing_tool, redacted, run_sync, timed_out, timestamp, unknown
 from phronomy_ray.tools.executor import CooperativeRuns, Sink
 
 #: Most chunks that the calls of one batch which travel alone are spread over.
@@ -57,8 +57,10 @@ class RayToolExecutor:
         """See `tools.executor.ToolExecutor`."""
         blocking = []
         for invocation in invocations:
-            bound = tools[invocation.tool_name]
-            if bound.spec.execution_mode is ExecutionMode.COOPERATIVE:
+            bound = tools.get(invocation.tool_name)
+            if bound is None:
+                sink(missing_tool(invocation))
+            elif bound.spec.execution_mode is ExecutionMode.COOPERATIVE:
                 self._cooperative.start(invocation, bound, sink)
             else:
                 blocking.append(invocation)
@@ -74,18 +76,19 @@ class RayToolExecutor:
 
     async def stop(self, grace_s: float) -> None:
         """See `tools.executor.ToolExecutor`; chunks that have not ended after the grace time are killed."""
-        await self._cooperative.stop()
-        tasks = list(self._chunks)
-        if not tasks:
+        await asyncio.gather(self._cooperative.stop(grace_s), self._stop_chunks(grace_s))
+
+    def close(self) -> None:
+        """See `tools.executor.ToolExecutor`."""
+
+    async def _stop_chunks(self, grace_s: float) -> None:
+        if not self._chunks:
             return
-        _, late = await asyncio.wait(tasks, timeout=grace_s)
+        _, late = await asyncio.wait(list(self._chunks), timeout=grace_s)
         for task in late:
             ray.cancel(self._chunks[task], force=True)
         if late:
             await asyncio.wait(late)
-
-    def close(self) -> None:
-        """See `tools.executor.ToolExecutor`."""
 
     def _alive_nodes(self) -> int:
         checked, count = self._nodes
@@ -170,6 +173,7 @@ class _Chunk:
         self._node = node
         self._ready: queue.SimpleQueue[ToolOutcome | ToolStarted] = queue.SimpleQueue()
         self._cancelled = threading.Event()
+        #: When the present attempt of a call is over its time, and when the call began.
         self._deadlines: dict[str, tuple[float, str]] = {}
         self._open = {item.tool_call_id: item for item in invocations}
 
@@ -187,23 +191,30 @@ class _Chunk:
                 asked = time.monotonic()
 
     def _work(self, invocation: ToolInvocation) -> None:
-        started = ToolStarted(
-            invocation.tool_call_id, invocation.attempt, self._node, os.getpid(), timestamp()
-        )
+        key, bound = invocation.tool_call_id, self._tools[invocation.tool_name]
+        started = ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp())
         self._ready.put(started)
-        bound = self._tools[invocation.tool_name]
-        self._ready.put(run_sync(bound, invocation, is_cancelled=self._cancelled.is_set, node=self._node))
+
+        def on_attempt() -> None:
+            self._deadlines[key] = (time.monotonic() + bound.spec.timeout_s, started.started_at)
+
+        self._ready.put(
+            run_sync(
+                bound,
+                invocation,
+                # a call that was given up for its time must not be tried again behind anybody's back
+                is_cancelled=lambda: self._cancelled.is_set() or key not in self._open,
+                node=self._node,
+                on_attempt=on_attempt,
+            )
+        )
 
     def _collect(self, wait_s: float) -> list[ToolOutcome | ToolStarted]:
         items: list[ToolOutcome | ToolStarted] = []
         try:
             item = self._ready.get(timeout=wait_s)
             while True:
-                if isinstance(item, ToolStarted):
-                    limit = self._tools[self._open[item.tool_call_id].tool_name].spec.timeout_s
-                    self._deadlines[item.tool_call_id] = (time.monotonic() + limit, item.started_at)
-                    items.append(item)
-                elif self._open.pop(item.tool_call_id, None) is not None:
+                if isinstance(item, ToolStarted) or self._open.pop(item.tool_call_id, None) is not None:
                     items.append(item)
                 item = self._ready.get_nowait()
         except queue.Empty:

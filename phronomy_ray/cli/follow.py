@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.text import Text
 
 from phronomy_ray.cli.exit_codes import ExitCode
@@ -137,7 +136,7 @@ class Follower:
         if not self._interactive:
             self._wait_or_give_up()
             return
-        approved = typer.confirm("Approve this call?", err=True)
+        approved = _yes("Approve this call? [y/n]")
         from phronomy_ray.cli.decisions import default_decider
 
         try:
@@ -161,13 +160,9 @@ class Follower:
 
         outcome = ""
         while outcome not in ("succeeded", "failed", "not_performed"):
-            outcome = typer.prompt(
-                "What happened: succeeded, failed or not_performed (run it again)?", err=True
-            ).strip()
-        result = (
-            parse_value(typer.prompt("Its result", default="", err=True)) if outcome == "succeeded" else None
-        )
-        reason = typer.prompt("What went wrong", default="failed", err=True) if outcome == "failed" else ""
+            outcome = _answer("What happened: succeeded, failed or not_performed (run it again)?")
+        result = parse_value(_answer("Its result:")) if outcome == "succeeded" else None
+        reason = _answer("What went wrong?") if outcome == "failed" else ""
         try:
             self._handle.agent.resolve(
                 self._handle.execution_id,
@@ -183,6 +178,25 @@ class Follower:
     def _wait_or_give_up(self) -> None:
         if not self._patient:
             raise NeedsHumanError
+
+
+def _answer(question: str) -> str:
+    """What the human types; the question goes to standard error. Raises `NeedsHumanError` at the end of the input."""
+    sys.stderr.write(f"{question} ")
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise NeedsHumanError
+    return line.strip()
+
+
+def _yes(question: str) -> bool:
+    while True:
+        answer = _answer(question).lower()
+        if answer in ("y", "yes"):
+            return True
+        if answer in ("n", "no"):
+            return False
 
 
 def print_outcome(session: Session, result: RunResult, *, shown: bool = False) -> None:

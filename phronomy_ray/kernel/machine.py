@@ -216,47 +216,50 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
     )
     message = answer.message
     text = message.content or ""
-    stopping = execution.row.cancel_requested_at is not None
-    if not text.strip() and not message.tool_calls:
-        if stopping:
-            return cancelled(draft, "cancel")
-        if answer.finish_reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER):
-            return _final_answer(draft, text, answer.finish_reason)
-        return _empty_answer(draft, answer.finish_reason)
-    draft.progress(empty_answers=0)
-    draft.message(RecordKind.ASSISTANT_MESSAGE, Channel.MODEL, message, model_call=call_id)
-    if not message.tool_calls:
-        if stopping:
-            return cancelled(draft, "cancel")
-        return _final_answer(draft, text, answer.finish_reason)
-    batch = prepare_batch(
-        message.tool_calls,
-        env.definition.tools,
-        agent_id=state.root.agent_id,
-        execution_id=execution.row.execution_id,
-        model_call_id=call_id,
-        now=env.now,
-    )
-    draft.set_batch(batch)
-    tools_step.announce(draft)
-    if stopping:
+    empty = not text.strip() and not message.tool_calls
+    if not empty:
+        draft.progress(empty_answers=0)
+        draft.message(RecordKind.ASSISTANT_MESSAGE, Channel.MODEL, message, model_call=call_id)
+    if message.tool_calls:
+        batch = prepare_batch(
+            message.tool_calls,
+            env.definition.tools,
+            agent_id=state.root.agent_id,
+            execution_id=execution.row.execution_id,
+            model_call_id=call_id,
+            now=env.now,
+        )
+        draft.set_batch(batch)
+        tools_step.announce(draft)
+    if execution.row.cancel_requested_at is not None:
         return cancelled(draft, "cancel")
-    if answer.finish_reason is FinishReason.LENGTH:
-        return failed(draft, _truncated(text), "failed", output=text or None)
-    if any(call.phase is ToolPhase.AWAITING_APPROVAL for call in batch):
+    cut = _cut(text, answer.finish_reason)
+    if cut is not None:  # what was cut may have lost half a call: nothing of it runs
+        return failed(draft, cut, "failed", output=text or None)
+    if empty:
+        return _empty_answer(draft, answer.finish_reason)
+    if not message.tool_calls:
+        return completed(draft, text, "terminal")
+    if any(call.phase is ToolPhase.AWAITING_APPROVAL for call in draft.execution.batch):
         tools_step.ask(draft)
         return draft.finish("suspend")
     tools_step.dispatch(draft)
     return after_batch(draft, "batch")
 
 
-def _final_answer(draft: Draft, text: str, finish: FinishReason) -> Step:
+def _cut(text: str, finish: FinishReason) -> ErrorRecord | None:
+    """Why the answer is not whole, if it is not."""
+    error: ModelError
     if finish is FinishReason.LENGTH:
-        return failed(draft, _truncated(text), "failed", output=text or None)
-    if finish is FinishReason.CONTENT_FILTER:
+        error = OutputTruncatedError(
+            f"the answer was cut by the output token limit after {len(text)} characters; raise max_output_tokens",
+            details={"characters": len(text)},
+        )
+    elif finish is FinishReason.CONTENT_FILTER:
         error = ModelError("the provider's content filter cut the answer", code="content_filter")
-        return failed(draft, ErrorRecord.from_exception(error), "failed", output=text or None)
-    return completed(draft, text, "terminal")
+    else:
+        return None
+    return ErrorRecord.from_exception(error)
 
 
 def _empty_answer(draft: Draft, finish: FinishReason) -> Step:
@@ -273,14 +276,6 @@ def _empty_answer(draft: Draft, finish: FinishReason) -> Step:
         details={"answers": count, "finish_reason": finish.value},
     )
     return failed(draft, ErrorRecord.from_exception(error), "failed")
-
-
-def _truncated(text: str) -> ErrorRecord:
-    error = OutputTruncatedError(
-        f"the answer was cut by the output token limit after {len(text)} characters; raise max_output_tokens",
-        details={"characters": len(text)},
-    )
-    return ErrorRecord.from_exception(error)
 
 
 def _model_failed(state: AgentState, event: ModelFailed, env: Env) -> Step:
