@@ -53,6 +53,7 @@ class AgentActor:
         self._agent_id = agent_id
         self._wiring = wiring
         self._waiters = 0
+        self._creations: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._engine_made: AgentEngine | None = None
         self._boot = asyncio.get_running_loop().create_task(self._start())
 
@@ -112,8 +113,23 @@ class AgentActor:
         return self._engine().status()
 
     async def create(self, request: NewAgentRequest) -> dict[str, Any]:
-        """Store a new agent of this id, then be live. Raises `AgentAlreadyExistsError`."""
+        """Store a new agent of this id, then be live; the same request again is one creation.
+
+        Raises `AgentAlreadyExistsError`.
+        """
         await self._boot
+        creation = self._creations.get(request.request_id)
+        if creation is None:
+            creation = asyncio.get_running_loop().create_task(self._create(request))
+            if request.request_id:
+                self._creations[request.request_id] = creation
+        try:
+            return await asyncio.shield(creation)
+        except Exception:
+            self._creations.pop(request.request_id, None)  # a creation that failed may be tried again
+            raise
+
+    async def _create(self, request: NewAgentRequest) -> dict[str, Any]:
         engine = self._engine()
         if engine.is_active:
             raise AgentAlreadyExistsError(

@@ -54,3 +54,5 @@ class NewAgentRequest:
     #: ``{"content": text, "metadata": {...}}`` each.
     knowledge: tuple[dict[str, Any], ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
+    #: The same for every repetition of one ``create``, whose first answer may have been lost; empty for no repetition.
+    request_id: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,7 @@ class Runtime:
             context=tuple(Message.from_wire(item).to_wire() for item in context),
             knowledge=tuple(check_knowledge(item) for item in knowledge),
             metadata=dict(metadata or {}),
+            request_id=uuid.uuid4().hex,
         )
         # the same checks as in the actor, before any process is started for a malformed request
         new_agent(
