@@ -22,7 +22,7 @@ from phronomy_ray.cli.demo.agent import QUICK_PACKAGES, Surveyor
 from phronomy_ray.cli.demo.checker import Effect, Evidence, Place
 from phronomy_ray.cli.demo.stage import AGENT_NODE, Stage
 from phronomy_ray.errors import PhronomyError
-from phronomy_ray.journal import ExecutionRow, ToolCallRow
+from phronomy_ray.journal import EventRow, ExecutionRow, ToolCallRow
 from phronomy_ray.results import RunResult
 from phronomy_ray.testing import processes
 
@@ -175,31 +175,28 @@ class Story:
 
     def _until_it_goes_on(self, handle: ExecutionHandle, killed: KilledNode) -> tuple[Place, float, float]:
         self._narrator.now("nobody holds the agent; Ray has to notice that the node is lost")
+        self._until(
+            handle,
+            lambda: self._recovery(handle) is not None,
+            "another process takes the agent over",
+            RECOVERY_TIMEOUT_S,
+        )
+        recovery = self._recovery(handle)
+        assert recovery is not None
+        place = self._place(recovery.payload)
+        recovered_s = recovery.created_at.timestamp() - killed.killed_at
+        self._step(f"recovered by another process, {recovered_s:.1f} s after the kill", place)
         again = min(checker.MIN_OVERLAP, sum(not row.status.is_settled for row in self._batch(handle)))
 
         def goes_on() -> bool:
             begun = {effect.call for effect in self._running() if effect.attempt > 1}
+            self._narrator.now(f"{len(begun)} of the lost calls run again")
             return len(begun) >= again
 
-        self._until(handle, goes_on, "the lost calls are run again on another node", RECOVERY_TIMEOUT_S)
-        first = min(effect.at for effect in self._effects() if effect.attempt > 1)
-        recovered = next(
-            (
-                event
-                for event in self._store.events(handle.execution_id, limit=10_000)
-                if event.type == "recovered"
-            ),
-            None,
-        )
-        if recovered is None:
-            raise DemoError("calls run again, but the store knows of no recovery")
-        place = Place(int(recovered.payload["pid"]), str(recovered.payload["node"]))
-        recovered_s = recovered.created_at.timestamp() - killed.killed_at
+        self._until(handle, goes_on, "the lost calls run again", RECOVERY_TIMEOUT_S)
+        first = min((effect.at for effect in self._effects() if effect.attempt > 1), default=time.time())
         continued_s = first - killed.killed_at
-        self._step(
-            f"recovered {recovered_s:.1f} s after the kill, first lost call runs again at {continued_s:.1f} s",
-            place,
-        )
+        self._step(f"the lost calls run again, the first one {continued_s:.1f} s after the kill", place)
         gate = self._stage.gate
         new = gate.with_suffix(".new")
         new.write_text("2")
@@ -317,6 +314,10 @@ class Story:
 
     def _execution(self, handle: ExecutionHandle) -> ExecutionRow | None:
         return self._store.find_execution(handle.execution_id)
+
+    def _recovery(self, handle: ExecutionHandle) -> EventRow | None:
+        events = self._store.events(handle.execution_id, limit=10_000)
+        return next((event for event in events if event.type == "recovered"), None)
 
     def _batch(self, handle: ExecutionHandle) -> list[ToolCallRow]:
         return [
