@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from phronomy_ray.cli.demo.agent import API_BASE_ENV, MODEL_ENV
 from phronomy_ray.errors import ConfigurationError
@@ -145,17 +145,25 @@ def _start_model(stack: contextlib.ExitStack) -> str:
     return stack.enter_context(ModelServer(answer)).base_url
 
 
-@contextlib.contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does; one that is ignored (nohup) stays ignored."""
+def take_signals() -> dict[int, Any]:
+    """Make SIGTERM and SIGHUP end the demo as Ctrl-C does; one that is ignored (nohup) stays ignored.
+
+    To be repeated after a driver has connected: Ray installs a handler of its own, which aborts the process.
+    Returns the former handlers.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            previous[number] = signal.signal(number, interrupt)
+    wanted = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    return {number: signal.signal(number, interrupt) for number in wanted}
+
+
+@contextlib.contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    previous = take_signals()
     try:
         yield
     finally:
@@ -204,4 +212,4 @@ def quiet_ray(log: Path) -> Iterator[tuple[TextIO, TextIO]]:
             output.close()
 
 
-__all__ = ["AGENT_NODE", "Stage", "quiet_ray", "set_up", "work_folder"]
+__all__ = ["AGENT_NODE", "Stage", "quiet_ray", "set_up", "take_signals", "work_folder"]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from phronomy_ray.cli.demo import checker
 from phronomy_ray.cli.demo.agent import QUICK_PACKAGES, Surveyor
 from phronomy_ray.cli.demo.checker import Effect, Evidence, Place
-from phronomy_ray.cli.demo.stage import AGENT_NODE, Stage
+from phronomy_ray.cli.demo.stage import AGENT_NODE, Stage, take_signals
 from phronomy_ray.errors import PhronomyError
 from phronomy_ray.journal import EventRow, ExecutionRow, ToolCallRow
 from phronomy_ray.results import RunResult
@@ -109,6 +109,7 @@ class Story:
             placement=Dedicated(resources={AGENT_NODE: 1}),
             ray_options={"logging_level": logging.ERROR, "log_to_driver": False},
         ) as runtime:
+            take_signals()
             handle, before = self._start(runtime)
             self._until_batch_is_half_done(handle, before)
             killed = self._kill(before)
