@@ -12,7 +12,8 @@ if _IMPORTABLE not in sys.path:
 
 import pytest  # noqa: E402
 
-pytest.register_assert_rewrite("ray_testbed.checks")
+if "ray_testbed.checks" not in sys.modules:  # else another folder of this run has done it
+    pytest.register_assert_rewrite("ray_testbed.checks")
 
 import ray_testbed.session  # noqa: E402, F401  sets the environment that agents are declared with
 from ray_testbed.fixtures import (  # noqa: E402, F401

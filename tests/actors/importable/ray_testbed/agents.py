@@ -164,16 +164,15 @@ def after_gates(gates: list[str], text: str) -> str:
 
 @tool(replay="safe")
 def after_siblings(store: str, siblings: int, context: ToolContext) -> str:
-    """End only when the results of so many other calls of this execution are committed."""
+    """End only when so many other calls of this execution have a committed outcome, if only an unknown one."""
     from phronomy_ray.store.sql_store import open_store
 
+    known = ("succeeded", "unknown")
     opened = open_store(store)
     try:
         effects.until(
-            lambda: (
-                sum(row.status == "succeeded" for row in opened.tool_calls(context.execution_id)) >= siblings
-            ),
-            f"{siblings} committed results of {context.execution_id}",
+            lambda: sum(row.status in known for row in opened.tool_calls(context.execution_id)) >= siblings,
+            f"{siblings} committed outcomes of {context.execution_id}",
         )
     finally:
         opened.close()

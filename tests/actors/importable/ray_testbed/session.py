@@ -50,8 +50,13 @@ class Session:
 
     @cached_property
     def cluster(self) -> LocalCluster:
-        """A head and one worker."""
-        return LocalCluster(workers=1, worker_resources={SPOT: 100}, env=self.environment).start()
+        """A head and one worker; idle tool workers are kept, since the start of one costs more than most tests."""
+        return LocalCluster(
+            workers=1,
+            worker_resources={SPOT: 100},
+            env=self.environment,
+            system_config={"num_workers_soft_limit": 8},
+        ).start()
 
     def connect(self) -> str:
         """Make this process a driver of the cluster; returns its address."""

@@ -1,0 +1,29 @@
+"""Nodes that are lost and owners that come back: the equipment of tests/actors, on the one cluster of the session."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# In front of everything: the modules that workers and other drivers import by the same name.
+_IMPORTABLE = str(Path(__file__).resolve().parents[1] / "actors" / "importable")
+if _IMPORTABLE not in sys.path:
+    sys.path.insert(0, _IMPORTABLE)
+
+import pytest  # noqa: E402
+
+if "ray_testbed.checks" not in sys.modules:  # else another folder of this run has done it
+    pytest.register_assert_rewrite("ray_testbed.checks")
+
+import ray_testbed.session  # noqa: E402, F401  sets the environment that agents are declared with
+from ray_testbed.fixtures import (  # noqa: E402, F401
+    bench,
+    connected,
+    engine,
+    faults,
+    new_id,
+    puppet,
+    runtime,
+    shared,
+    shared_bench,
+)
