@@ -79,28 +79,28 @@ def asked(agent_id: str) -> list[dict[str, Any]]:
 @tool(replay="safe")
 def note(text: str, context: ToolContext) -> str:
     """Leave an effect; may be repeated."""
-    effects.record(context.agent_id, "note", text=text, attempt=context.attempt)
+    effects.record(context.agent_id, "note", text=text, run=context.execution_id)
     return f"noted {text}"
 
 
 @tool
 def wire(amount: int, context: ToolContext) -> str:
     """Leave an effect that must not be repeated, in a Ray task."""
-    effects.record(context.agent_id, "wire", amount=amount, key=context.idempotency_key)
+    effects.record(context.agent_id, "wire", amount=amount, run=context.execution_id)
     return f"wired {amount}"
 
 
 @tool
 async def pay(amount: int, context: ToolContext) -> str:
     """Leave an effect that must not be repeated, on the agent's loop."""
-    effects.record(context.agent_id, "pay", amount=amount, key=context.idempotency_key)
+    effects.record(context.agent_id, "pay", amount=amount, run=context.execution_id)
     return f"paid {amount}"
 
 
 @tool(requires_approval=True)
 def send(text: str, context: ToolContext) -> str:
     """Leave an effect that must not be repeated and that a human must agree to."""
-    effects.record(context.agent_id, "send", text=text, key=context.idempotency_key)
+    effects.record(context.agent_id, "send", text=text, run=context.execution_id)
     return f"sent {text}"
 
 

@@ -74,7 +74,7 @@ def check_processes_gone(store: Store, agent_id: str) -> None:
     )
 
 
-def plain_journal(store: Store, agent_id: str, execution_id: str) -> list[dict[str, Any]]:
+def plain_journal(store: Store, execution_id: str) -> list[dict[str, Any]]:
     """An execution's journal without what differs from run to run: ids, times and positions."""
     return [
         _plain(store, execution_id, _facts(record)) for record in store.journal_of_execution(execution_id)
