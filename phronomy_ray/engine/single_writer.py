@@ -194,6 +194,7 @@ class SingleWriter:
         before = self.state
         if kept and before.execution is not None:
             await self._step(ToolOutcomes(kept))
+        self._work.forget(kept)
         execution = self.state.execution
         if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
             await self._step(Recover())

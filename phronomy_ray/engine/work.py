@@ -69,6 +69,7 @@ class EngineWork:
         self._tools = tools
         self._hooks = hooks
         self._model_task: asyncio.Task[Any] | None = None
+        #: Outcomes that no commit holds yet, those that are being committed included.
         self._outcomes: list[ToolOutcome] = []
         self._flush: asyncio.TimerHandle | None = None
         #: Execution whose work must stop; set before the cancellation is committed.
@@ -77,11 +78,18 @@ class EngineWork:
         self.model_s = 0.0
 
     def reset(self) -> tuple[ToolOutcome, ...]:
-        """Begin again; returns what bodies of the earlier incarnation have done and nobody has committed."""
+        """Begin again; returns what bodies of the earlier incarnation have done and nobody has committed.
+
+        It is held until `forget`: the commit that is to keep it can fail like the one before.
+        """
         self.stopping = None
-        kept = tuple(outcome for outcome in self._outcomes if outcome.status in _KNOWN)
-        self._outcomes.clear()
-        return kept
+        self._outcomes = [outcome for outcome in self._outcomes if outcome.status in _KNOWN]
+        return tuple(self._outcomes)
+
+    def forget(self, outcomes: tuple[ToolOutcome, ...]) -> None:
+        """These are committed, or nothing waits for them any more."""
+        done = {id(outcome) for outcome in outcomes}
+        self._outcomes = [outcome for outcome in self._outcomes if id(outcome) not in done]
 
     def abandon(self) -> None:
         """The engine has stopped: end the model call, whose answer nobody can commit."""
@@ -187,10 +195,13 @@ class EngineWork:
         self._flush = loop.call_later(delay, lambda: self._hooks.spawn(self._flush_outcomes()))
 
     async def _flush_outcomes(self) -> None:
+        """Commit what has arrived. It stays in the list meanwhile: an activation that goes first must see it, or what is
+        known would become unknown. The kernel consumes what it is given twice.
+        """
         self._flush = None
-        outcomes, self._outcomes = self._outcomes, []
-        if outcomes and not await self._hooks.feed(ToolOutcomes(tuple(outcomes))):
-            self._outcomes[:0] = outcomes  # for the next activation: what is known must not become unknown
+        outcomes = tuple(self._outcomes)
+        if outcomes and await self._hooks.feed(ToolOutcomes(outcomes)):
+            self.forget(outcomes)
 
 
 def _call(function: Callable[[Any], Any], value: Any) -> Any:

@@ -105,10 +105,15 @@ class Lab:
         assert result is not None, f"{id} did not end: {engine.status()}"
         return result
 
+    async def end_or_question(self, engine: AgentEngine, id: str = "ex1") -> RunResult:
+        """Wait for the end, or until a human is needed."""
+        result = await engine.wait(id, until="suspended", timeout_s=GUARD_S)
+        assert result is not None, f"{id} neither ended nor suspended: {engine.status()}"
+        return result
+
     async def suspension(self, engine: AgentEngine, id: str = "ex1") -> RunResult:
         """Wait until a human is needed."""
-        result = await engine.wait(id, until="suspended", timeout_s=GUARD_S)
-        assert result is not None, f"{id} did not suspend: {engine.status()}"
+        result = await self.end_or_question(engine, id)
         assert result.suspended, result
         return result
 

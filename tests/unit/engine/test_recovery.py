@@ -412,6 +412,55 @@ async def test_what_a_never_tool_did_is_not_forgotten_when_its_commit_fails(lab:
     assert lab.store.tool_calls("ex1")[0].result == "done once"
 
 
+async def test_what_a_body_did_while_its_engine_starts_again_is_not_forgotten(lab: Any) -> None:
+    """The outcome arrives while the next activation holds the writer: it counts before anything is called lost."""
+    ran: list[str] = []
+
+    @tool
+    def quick() -> str:
+        ran.append("quick")
+        return "quick"
+
+    @tool
+    def slow(context: ToolContext) -> str:
+        while not context.is_cancelled():  # the next activation asks it to stop
+            lab.release.wait(0.002)
+        ran.append("slow")
+        return "slow"
+
+    store = FaultyStore(lab.store)
+    engine = lab.engine(
+        lab.define([calls(call("quick", {}), call("slow", {})), final("x")], quick, slow), store=store
+    )
+    store.always_fail("results")
+    await engine.start("ex1", "go")
+    with pytest.raises(PhronomyError):
+        await lab.end(engine)
+    store.heal()
+    assert (await lab.end_or_question(engine)).output == "x"
+    assert ran == ["quick", "slow"]
+
+
+async def test_what_a_never_tool_did_is_not_forgotten_when_its_recovery_fails_too(lab: Any) -> None:
+    ran: list[int] = []
+
+    @tool
+    async def once() -> str:
+        ran.append(1)
+        return "done once"
+
+    store = FaultyStore(lab.store)
+    engine = lab.engine(lab.define([calls(call("once", {})), final("x")], once), store=store)
+    store.always_fail("results")
+    await engine.start("ex1", "go")
+    for _ in range(2):  # the first failure stops the engine, the second one its next start
+        with pytest.raises(PhronomyError):
+            await lab.end(engine)
+    store.heal()
+    assert (await lab.end_or_question(engine)).output == "x"
+    assert ran == [1]
+
+
 async def test_bodies_of_a_stopped_engine_are_over_before_anything_runs_again(lab: Any) -> None:
     running: Counter[str] = Counter()
     most: list[int] = []
