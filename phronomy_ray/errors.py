@@ -359,7 +359,8 @@ class ErrorRecord:
         trace = ""
         if with_traceback:
             trace = "".join(traceback.format_tb(error.__traceback__))[-MAX_TRACEBACK_CHARS:]
-        details = error.details if isinstance(error, PhronomyError) else None
+        # A copy: the error may get details later that hold this very record (a model call's attempts).
+        details = dict(error.details) if isinstance(error, PhronomyError) else None
         return cls(
             _type_name(error), _code(error), safe_message(error), tuple(causes), trace, details or None
         )
