@@ -7,8 +7,8 @@ from typing import Any
 
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.errors import ConfigurationError
-from phronomy_ray.journal import ExecutionStatus, JournalRecord, RecordKind
-from phronomy_ray.kernel.context import sendable
+from phronomy_ray.journal import ExecutionStatus, JournalRecord
+from phronomy_ray.kernel.context import MESSAGE_KINDS, sendable
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ResultParts, RunResult, result_of
 from phronomy_ray.store.port import Store
@@ -37,9 +37,6 @@ def load_result(store: Store, execution_id: str) -> RunResult:
     return result_of(row, parts)
 
 
-_MESSAGE_KINDS = (RecordKind.EXTERNAL_MESSAGE, RecordKind.ASSISTANT_MESSAGE, RecordKind.TOOL_MESSAGE)
-
-
 def messages_of(journal: Iterable[JournalRecord]) -> list[dict[str, Any]]:
     """Wire forms of the messages among `journal`, as a model could be sent them."""
-    return [sendable(record.content) for record in journal if record.kind in _MESSAGE_KINDS]
+    return [sendable(record.content) for record in journal if record.kind in MESSAGE_KINDS]

@@ -32,7 +32,8 @@ CHARS_PER_TOKEN = 4
 TOKENS_PER_MESSAGE = 4
 MAX_ARGUMENT_ECHO = 200
 
-_MESSAGE_KINDS = frozenset(
+#: Records that hold a message of the conversation.
+MESSAGE_KINDS = frozenset(
     {RecordKind.EXTERNAL_MESSAGE, RecordKind.ASSISTANT_MESSAGE, RecordKind.TOOL_MESSAGE}
 )
 _TERMINAL_KINDS = frozenset(
@@ -77,7 +78,7 @@ class Conversation:
 
     def _apply_one(self, record: JournalRecord) -> Conversation:
         kind = record.kind
-        if kind in _MESSAGE_KINDS:
+        if kind in MESSAGE_KINDS:
             message = sendable(record.content)
             if record.execution_id is None:
                 return replace(self, exchanges=_append(self.exchanges, record.position, message))
