@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phronomy_ray.errors import CancellationError, ErrorRecord, PhronomyError
-from phronomy_ray.journal import ApprovalRow, ExecutionRow, ExecutionStatus, ToolCallRow
+from phronomy_ray.journal import (
+    ApprovalRow,
+    ApprovalStatus,
+    ExecutionRow,
+    ExecutionStatus,
+    ToolCallRow,
+    ToolCallStatus,
+)
 from phronomy_ray.messages import Message, Usage
 
 WIRE_FORMAT = 1
@@ -175,12 +182,14 @@ def result_of(row: ExecutionRow, parts: ResultParts) -> RunResult:
         journal_position=parts.revisions.get("journal_position"),
         messages=parts.messages,
         approvals=tuple(
-            ApprovalRequest.from_row(item) for item in parts.approvals if item.status.value == "pending"
+            ApprovalRequest.from_row(item)
+            for item in parts.approvals
+            if item.status is ApprovalStatus.PENDING
         ),
         unresolved=tuple(
             UnresolvedCall(item.tool_call_id, item.execution_id, item.tool_name, row.revision)
             for item in parts.tool_calls
-            if item.status.value == "unknown" and not row.status.is_terminal
+            if item.status is ToolCallStatus.UNKNOWN and not row.status.is_terminal
         ),
         error=ErrorRecord.from_wire(row.error) if row.error else None,
         terminal_reason=row.terminal_reason,

@@ -12,6 +12,7 @@ from phronomy_ray.cli.listings import JsonOption
 from phronomy_ray.cli.output import between, duration, local_time, print_json, short, status_text
 from phronomy_ray.cli.session import session_of
 from phronomy_ray.cli.timeline import Moment, Story, read_story
+from phronomy_ray.journal import ApprovalStatus, ToolCallStatus
 
 
 def inspect_execution(
@@ -66,12 +67,12 @@ def _open_questions(story: Story) -> list[str]:
     """What a human is waited for, with the command that answers."""
     found = []
     for approval in story.approvals:
-        if approval.status.value == "pending":
+        if approval.status is ApprovalStatus.PENDING:
             found.append(
                 f"waits for approval of {approval.tool_name}: phronomy approve {approval.approval_request_id}"
             )
     for call in story.tool_calls:
-        if call.status.value == "unknown" and not story.execution.status.is_terminal:
+        if call.status is ToolCallStatus.UNKNOWN and not story.execution.status.is_terminal:
             found.append(
                 f"nobody knows whether {call.tool_name} happened: phronomy resolve {call.execution_id} "
                 f"{call.tool_call_id} succeeded|failed|not_performed"

@@ -11,6 +11,7 @@ from typing import Any
 
 from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.commits import Commit, ExecutionUpdate
+from phronomy_ray.events import EventType
 from phronomy_ray.ids import commit_id, model_call_id
 from phronomy_ray.journal import (
     ApprovalRow,
@@ -23,6 +24,7 @@ from phronomy_ray.journal import (
     ModelCallRow,
     Phase,
     RecordKind,
+    ToolCallRow,
 )
 from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, select
 from phronomy_ray.kernel.state import (
@@ -108,11 +110,11 @@ class Draft:
         """Append a message that a model may see."""
         self.record(kind, channel, message.to_wire(), role=message.role.value, candidate=True, **options)
 
-    def event(self, type_: str, payload: dict[str, Any]) -> None:
+    def event(self, type_: EventType, payload: dict[str, Any]) -> None:
         """Add a durable event."""
         seq = self.execution.event_seq + 1
         row = self.execution.row
-        self._events.append(EventRow(row.execution_id, seq, row.agent_id, type_, payload, self.env.now))
+        self._events.append(EventRow(row.execution_id, seq, row.agent_id, type_.value, payload, self.env.now))
         self.execution = replace(self.execution, event_seq=seq)
 
     def content(self, text: str) -> str:
@@ -301,7 +303,7 @@ class Draft:
             state=self.execution.progress.to_wire(),
         )
 
-    def _tool_rows(self, *, new: bool) -> tuple[Any, ...]:
+    def _tool_rows(self, *, new: bool) -> tuple[ToolCallRow, ...]:
         calls = [*self._closed_batches, *self.execution.batch]
         return tuple(
             call.row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phronomy_ray.errors import CancellationError, ErrorRecord
+from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.draft import Draft
@@ -17,7 +18,7 @@ def completed(draft: Draft, output: str, name: str) -> Step:
     draft.record(
         RecordKind.EXECUTION_COMPLETED, Channel.AUDIT, {"usage": draft.execution.progress.usage.to_wire()}
     )
-    draft.event("completed", {"output": output})
+    draft.event(EventType.COMPLETED, {"output": output})
     return _end(draft, ExecutionStatus.COMPLETED, name, output=output)
 
 
@@ -31,7 +32,7 @@ def failed(draft: Draft, error: ErrorRecord, name: str, *, output: str | None = 
         Channel.AUDIT,
         {"code": error.code, "type": error.type, "message": error.message},
     )
-    draft.event("failed", {"error": error.to_wire()})
+    draft.event(EventType.FAILED, {"error": error.to_wire()})
     return _end(
         draft, ExecutionStatus.FAILED, name, error=error.to_wire(), output=output, terminal_reason=error.code
     )
@@ -51,7 +52,7 @@ def cancelled(draft: Draft, name: str) -> Step:
         )
     tools_step.close_open_calls(draft)
     draft.record(RecordKind.EXECUTION_CANCELLED, Channel.AUDIT, {"reason": reason})
-    draft.event("cancelled", {"reason": reason})
+    draft.event(EventType.CANCELLED, {"reason": reason})
     error = ErrorRecord.from_exception(
         CancellationError(f"execution {row.execution_id} was cancelled: {reason}", details={"reason": reason})
     )
@@ -70,7 +71,7 @@ def rejected(draft: Draft, reason: str | None, name: str) -> Step:
     draft.move(ExecutionStatus.ACTIVE, Phase.APPROVAL)
     tools_step.close_open_calls(draft)
     draft.record(RecordKind.EXECUTION_REJECTED, Channel.AUDIT, {"reason": reason})
-    draft.event("rejected", {"reason": reason})
+    draft.event(EventType.REJECTED, {"reason": reason})
     return _end(draft, ExecutionStatus.REJECTED, name, terminal_reason="rejected")
 
 

@@ -23,6 +23,7 @@ from phronomy_ray.errors import (
     OutputTruncatedError,
     StateConflictError,
 )
+from phronomy_ray.events import EventType
 from phronomy_ray.journal import (
     ApprovalStatus,
     Channel,
@@ -70,6 +71,7 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
 
     Raises:
         AgentBusyError: `Start` while an execution is non-terminal.
+        AgentParkedError, ConfigurationError: `Start` of an agent that was parked, or closed.
         NotFoundError, StateConflictError, InvalidInputError: a human's `Decide`, `Resolve` or `Cancel` does not fit.
         IllegalTransitionError: a fault of this package: the tables forbid what was about to happen.
     """
@@ -132,7 +134,7 @@ def _start(state: AgentState, event: Start, env: Env) -> Step:
     )
     draft = new_draft(state, env, row, Progress(stream=event.stream))
     draft.record(RecordKind.INPUT_RECEIVED, Channel.EXTERNAL, event.input, role="user")
-    draft.event("started", {"agent_id": root.agent_id})
+    draft.event(EventType.STARTED, {"agent_id": root.agent_id})
     if event.prepared is not None:
         return _begin(draft, event.prepared, "admit")
     draft.effects.append(Prepare(event.execution_id, event.input))
@@ -420,7 +422,7 @@ def _recover(state: AgentState, env: Env) -> Step:
         return without_change(state)
     row = execution.row
     draft = Draft(state, env, execution)
-    draft.event("recovered", {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})
+    draft.event(EventType.RECOVERED, {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})
     if row.cancel_requested_at is not None:
         tools_step.lose_running(draft)
         return cancelled(draft, "cancel")

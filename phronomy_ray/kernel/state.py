@@ -9,7 +9,14 @@ from typing import Any, TypeAlias
 from phronomy_ray.commits import Commit, Hydration
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.errors import ErrorRecord
-from phronomy_ray.journal import AgentRoot, ApprovalRow, EventRow, ExecutionRow, ModelCallRow
+from phronomy_ray.journal import (
+    AgentRoot,
+    ApprovalRow,
+    ApprovalStatus,
+    EventRow,
+    ExecutionRow,
+    ModelCallRow,
+)
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.messages import Usage
@@ -324,4 +331,4 @@ def without_change(state: AgentState, *effects: Effect) -> Step:
 
 def pending_approvals(execution: Execution) -> tuple[ApprovalRow, ...]:
     """Requests that wait for an answer."""
-    return tuple(item for item in execution.approvals if item.status.value == "pending")
+    return tuple(item for item in execution.approvals if item.status is ApprovalStatus.PENDING)

@@ -8,6 +8,7 @@ from typing import Any
 
 from phronomy_ray.definition.tool import OnError, ToolSpec
 from phronomy_ray.errors import ErrorRecord, InvalidInputError, MaxIterationsError, NotFoundError, ToolError
+from phronomy_ray.events import EventType
 from phronomy_ray.ids import approval_request_id
 from phronomy_ray.journal import (
     ApprovalRow,
@@ -24,11 +25,10 @@ from phronomy_ray.kernel.state import Decide, DispatchTools, Resolve
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message
-from phronomy_ray.redaction import redact_fields, redact_text, secret_values
+from phronomy_ray.redaction import REDACTED, redact_fields, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
 
 PREVIEW_CHARS = 300
-HIDDEN = "[REDACTED]"
 RESOLUTIONS = ("succeeded", "failed", "not_performed")
 
 _CLOSING_TEXT = {
@@ -47,7 +47,7 @@ def announce(draft: Draft) -> None:
     for call in draft.execution.batch:
         row = call.row
         draft.event(
-            "tool_call",
+            EventType.TOOL_CALL,
             {
                 "tool_call_id": row.tool_call_id,
                 "tool_name": row.tool_name,
@@ -91,7 +91,7 @@ def ask(draft: Draft) -> None:
             causation=row.tool_call_id,
             model_call=row.model_call_id,
         )
-        draft.event("approval_required", facts)
+        draft.event(EventType.APPROVAL_REQUIRED, facts)
     draft.set_approvals(requests)
     draft.move(ExecutionStatus.ACTIVE, Phase.APPROVAL)
     draft.move(ExecutionStatus.SUSPENDED, Phase.APPROVAL)
@@ -115,7 +115,7 @@ def decide(draft: Draft, request: ApprovalRow, status: ApprovalStatus, event: De
         "reason": event.reason,
     }
     draft.record(RecordKind.APPROVAL_DECIDED, Channel.APPROVAL, facts, causation=request.tool_call_id)
-    draft.event("approval_decided", facts)
+    draft.event(EventType.APPROVAL_DECIDED, facts)
 
     def moved(call: ToolCall) -> ToolCall:
         if call.row.tool_call_id != request.tool_call_id:
@@ -264,7 +264,7 @@ def ask_for_resolution(draft: Draft) -> None:
     for call in draft.execution.batch:
         if call.phase is ToolPhase.UNRESOLVED:
             draft.event(
-                "resolution_required",
+                EventType.RESOLUTION_REQUIRED,
                 {
                     "tool_call_id": call.row.tool_call_id,
                     "tool_name": call.row.tool_name,
@@ -298,7 +298,7 @@ def resolve(draft: Draft, event: Resolve) -> None:
     if event.outcome != "succeeded" and event.result is not None:
         raise InvalidInputError(f"outcome {event.outcome!r} takes no result")
     draft.event(
-        "resolved",
+        EventType.RESOLVED,
         {"tool_call_id": event.tool_call_id, "outcome": event.outcome, "decided_by": event.decided_by},
     )
     if event.outcome == "not_performed":
@@ -425,13 +425,15 @@ def _result_event(draft: Draft, row: ToolCallRow) -> None:
     hidden = spec is not None and (spec.redact_result or (bool(names) and row.arguments is None))
     secrets = secret_values(row.arguments, names) if names else ()
     draft.event(
-        "tool_result",
+        EventType.TOOL_RESULT,
         {
             "tool_call_id": row.tool_call_id,
             "tool_name": row.tool_name,
             "status": row.status.value,
             "attempt": row.attempt,
-            "preview": HIDDEN if hidden else redact_text(text[: 2 * PREVIEW_CHARS], secrets)[:PREVIEW_CHARS],
+            "preview": REDACTED
+            if hidden
+            else redact_text(text[: 2 * PREVIEW_CHARS], secrets)[:PREVIEW_CHARS],
             "characters": len(text),
         },
     )
