@@ -58,7 +58,9 @@ def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
                 )
             name = clean_text(str.__str__(key))
             if name in result:
-                raise SerializationError(f"{path}: two keys become {name!r} once lone surrogates are replaced")
+                raise SerializationError(
+                    f"{path}: two keys become {name!r} once lone surrogates are replaced"
+                )
             result[name] = to_json_value(item, path=f"{path}.{key}", depth=depth + 1)
         return result
     if isinstance(value, list | tuple):

@@ -66,8 +66,3 @@ def approval_request_id(tool_call: str) -> ApprovalRequestId:
 def commit_id(agent_id: str, epoch: int, number: int) -> CommitId:
     """Id of the `number`-th commit of the owner with `epoch`."""
     return CommitId(f"{agent_id}:{epoch}:{number}")
-
-
-def record_id(agent_id: str, position: int) -> str:
-    """Id of the journal record at `position`."""
-    return f"{agent_id}:{position}"

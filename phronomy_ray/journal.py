@@ -12,8 +12,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-JOURNAL_FORMAT = 1
-
 
 class RecordKind(StrEnum):
     """What a journal record states."""
@@ -211,7 +209,7 @@ class ExecutionRow:
     durable_context: dict[str, Any] | None
     #: Journal position at admission; the execution's records come after it.
     base_position: int
-    #: The kernel's small state (iteration, usage, pending model call, options); versioned JSON.
+    #: Wire form of `kernel.state.Progress`: counters, usage, options; versioned JSON.
     state: dict[str, Any]
     created_at: datetime
     updated_at: datetime
@@ -272,7 +270,7 @@ class ToolCallRow:
     result: Any = None
     #: `ErrorRecord` wire form.
     error: dict[str, Any] | None = None
-    #: One entry for each dispatch: number, started_at, ended_at, node, pid, outcome.
+    #: One entry for each dispatch: number, status, started_at, ended_at, node, pid; of a lost one number and status only.
     attempts: list[dict[str, Any]] = field(default_factory=list)
     started_at: datetime | None = None
     ended_at: datetime | None = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -276,12 +275,3 @@ def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, Boun
             f"agent {cls.__name__}: tool_aliases names {sorted(unused)[0]!r}, which is no tool of it"
         )
     return bound
-
-
-def main_module_hint(cls: type[Agent]) -> str:
-    """Why a class of the driver's own script cannot be woken later."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None) or "the driver's own session"
-    return (
-        f"agent class {cls.__qualname__} is defined in __main__ ({script}) or inside a function, so only drivers of that "
-        "script can wake its agents; move it to a module that every node can import"
-    )

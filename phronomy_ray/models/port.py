@@ -3,8 +3,8 @@
 An implementation answers one `ModelRequest` with one `ModelAnswer`. Guarantees that callers rely on:
 
 * retries, backoff and ``Retry-After`` belong to the implementation; the caller never retries a provider error;
-* a failure is one of the `ModelError` classes (or `CancellationError` is never invented: cancelling the awaiting
-  task raises `asyncio.CancelledError` and closes the upstream connection);
+* a failure is one of the `ModelError` classes; cancelling the awaiting task raises `asyncio.CancelledError` (never a
+  `CancellationError`) and closes the upstream connection;
 * provider call ids are non-empty and unique within the answer; tool-call fragments of a stream are assembled, or the
   answer carries a call whose arguments are broken JSON text, never a guess;
 * `stream` yields `TextDelta`s, a `StreamReset` when an attempt is started again (text so far is void), and as its last
