@@ -13,7 +13,7 @@ from phronomy_ray.cli.decisions import WorkingDirOption, parse_value
 from phronomy_ray.cli.exit_codes import ExitCode
 from phronomy_ray.cli.output import print_json
 from phronomy_ray.cli.session import Session, session_of
-from phronomy_ray.errors import DefinitionUnavailableError, InvalidInputError, PhronomyError, safe_message
+from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.ids import new_execution_id
 
 if TYPE_CHECKING:
@@ -143,19 +143,13 @@ def load_class(target: str) -> type[Agent]:
 
     Raises:
         DefinitionUnavailableError: it cannot be imported, or is no agent class.
+        ConfigurationError: its declaration is wrong.
     """
     from phronomy_ray.definition.agent import import_agent
 
     _import_from_here()
-    try:
-        found = import_agent(target)
-        found.definition()
-    except PhronomyError:
-        raise
-    except Exception as error:  # the import of a user's module may raise anything
-        raise DefinitionUnavailableError(
-            f"importing {target!r} failed: {type(error).__name__}: {safe_message(error)}"
-        ) from error
+    found = import_agent(target)
+    found.definition()
     return found
 
 

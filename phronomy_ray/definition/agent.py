@@ -20,7 +20,13 @@ from typing import Any, ClassVar, cast
 
 from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
 from phronomy_ray.definition.tool import Tool, ToolSpec, is_number, is_whole, with_name
-from phronomy_ray.errors import ConfigurationError, DefinitionUnavailableError, SerializationError
+from phronomy_ray.errors import (
+    ConfigurationError,
+    DefinitionUnavailableError,
+    PhronomyError,
+    SerializationError,
+    safe_message,
+)
 
 DEFAULT_MAX_ITERATIONS = 10
 
@@ -135,6 +141,7 @@ def import_agent(class_path: str) -> type[Agent]:
 
     Raises:
         DefinitionUnavailableError: it cannot be imported here, or is not an agent class.
+        ConfigurationError: a declaration in its module is wrong.
     """
     module_name, _, qualname = class_path.partition(":")
     if not module_name or not qualname:
@@ -147,6 +154,15 @@ def import_agent(class_path: str) -> type[Agent]:
         raise DefinitionUnavailableError(
             f"agent class {class_path!r} cannot be imported here ({error}); install its package on every node, or give "
             "the runtime working_dir= or py_modules= so that Ray ships it"
+        ) from error
+    except PhronomyError:
+        raise
+    except (
+        Exception
+    ) as error:  # a user's module may raise anything, for instance for a variable that this node lacks
+        raise DefinitionUnavailableError(
+            f"agent class {class_path!r} cannot be imported here: its module raised {type(error).__name__}: "
+            f"{safe_message(error)}"
         ) from error
     if not (isinstance(target, type) and issubclass(target, Agent)):
         raise DefinitionUnavailableError(f"{class_path!r} is a {type(target).__name__}, not an agent class")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,3 +251,11 @@ def test_classes_that_no_other_process_can_import_have_no_path() -> None:
 def test_a_class_that_cannot_be_imported_is_an_error_of_its_own(path: str) -> None:
     with pytest.raises(DefinitionUnavailableError):
         import_agent(path)
+
+
+def test_whatever_a_module_raises_is_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_a_variable.py").write_text("import os\nos.environ['THIS_NODE_HAS_NO_SUCH_VARIABLE']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DefinitionUnavailableError, match="KeyError: 'THIS_NODE") as caught:
+        import_agent("needs_a_variable:Clerk")
+    assert isinstance(caught.value.__cause__, KeyError)
