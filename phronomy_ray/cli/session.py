@@ -46,9 +46,9 @@ class Session:
 
     def address_or(self, default: str) -> str:
         """The cluster's address: option, environment (``PHRONOMY_RAY_ADDRESS``, ``RAY_ADDRESS``), `default`."""
-        return (
-            self.address or os.environ.get("PHRONOMY_RAY_ADDRESS") or os.environ.get("RAY_ADDRESS") or default
-        )
+        from phronomy_ray.runtime.config import ADDRESS_ENV
+
+        return self.address or os.environ.get(ADDRESS_ENV) or os.environ.get("RAY_ADDRESS") or default
 
     @contextmanager
     def open_store(self) -> Iterator[Store]:

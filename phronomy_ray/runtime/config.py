@@ -12,11 +12,11 @@ from phronomy_ray.actors.wiring import NAMESPACE, AgentWiring, DefinitionSource,
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.faults import FAULTS_ENV
 from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.store.content_codec import ENV_CONTENT_KEY
 
 ADDRESS_ENV = "PHRONOMY_RAY_ADDRESS"
 NAMESPACE_ENV = "PHRONOMY_NAMESPACE"
 STORE_ENV = "PHRONOMY_STORE_URL"
-CONTENT_KEY_ENV = "PHRONOMY_CONTENT_KEY"
 GATEWAYS_ENV = "PHRONOMY_MODEL_GATEWAYS"
 DEFAULT_STORE = "sqlite:///phronomy.db"
 
@@ -73,7 +73,7 @@ def resolve_config(
         namespace=namespace or environment.get(NAMESPACE_ENV) or NAMESPACE,
         store=StoreConfig(
             absolute_store_url(store or environment.get(STORE_ENV) or DEFAULT_STORE),
-            content_key or environment.get(CONTENT_KEY_ENV),
+            content_key or environment.get(ENV_CONTENT_KEY),
         ),
         gateways=count,
         placement=placement or Dedicated(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
+from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.agent import Agent, AgentDefinition
 from phronomy_ray.engine.creation import check_knowledge, new_agent
 from phronomy_ray.engine.reading import check_definition
@@ -35,8 +36,6 @@ from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.store.port import Store
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from ray.actor import ActorHandle
 
 
@@ -87,7 +86,11 @@ class Runtime:
             ray_options=ray_options,
         )
         self.store: Store = _open_store(self.config)
-        self._owns_ray = _connect(self.config)
+        try:
+            self._owns_ray = _connect(self.config)
+        except BaseException:
+            self.store.close()
+            raise
         self.directory = AgentDirectory(self.config)
         self.bridge = Bridge()
 
@@ -147,7 +150,7 @@ class Runtime:
             context=request.context,
             knowledge=request.knowledge,
             metadata=request.metadata,
-            now=_now(),
+            now=SystemClock().now(),
         )
         if await self.directory.live_status(agent_id) is not None or await self._root(agent_id) is not None:
             raise AgentAlreadyExistsError(f"agent {agent_id!r} exists", details={"agent_id": agent_id})
@@ -343,9 +346,3 @@ def _connect(config: RuntimeConfig) -> bool:
             f"no Ray cluster answers at {config.address!r} ({error}); start one, or use address='local'"
         ) from error
     return True
-
-
-def _now() -> datetime:
-    from phronomy_ray.clock import SystemClock
-
-    return SystemClock().now()
