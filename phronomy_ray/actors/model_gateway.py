@@ -30,6 +30,7 @@ from phronomy_ray.models.port import (
     StreamItem,
     TextDelta,
 )
+from phronomy_ray.models.retry import close_stream
 
 #: Text is handed over in groups at most this often.
 BATCH_INTERVAL_S = 0.03
@@ -135,9 +136,7 @@ class ModelGateway:
             async for item in items:
                 queue.put_nowait(item)
         finally:
-            close = getattr(items, "aclose", None)
-            if close is not None:
-                await close()
+            await close_stream(items)
 
     @contextlib.contextmanager
     def _registered(self, call_id: str, ticket: str, task: asyncio.Task[Any]) -> Iterator[None]:

@@ -20,7 +20,7 @@ from phronomy_ray.errors import (
     TransportError,
     safe_message,
 )
-from phronomy_ray.models.script import error_for_status
+from phronomy_ray.models.http_status import error_for_status
 from phronomy_ray.redaction import redact_text
 
 _LITELLM = "litellm.exceptions"

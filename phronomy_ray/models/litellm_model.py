@@ -24,7 +24,7 @@ from phronomy_ray.errors import ModelError, ModelRequestError, ModelTimeoutError
 from phronomy_ray.models.litellm_errors import model_error
 from phronomy_ray.models.normalise import StreamCollector, answer_from_response
 from phronomy_ray.models.port import ModelAnswer, ModelInfo, ModelRequest, StreamItem, TextDelta
-from phronomy_ray.models.retry import Backoff, Clock, ModelRetry, Now, Sleep, utc_now
+from phronomy_ray.models.retry import Backoff, Clock, ModelRetry, Now, Sleep, close_stream, utc_now
 from phronomy_ray.redaction import environment_secrets, secret_values
 
 #: Set before litellm is imported, unless the user has set them: no price list, header list or model list from the network, no
@@ -162,7 +162,7 @@ class LitellmModel:
             except Exception as error:  # noqa: BLE001 - providers raise anything; the table decides
                 raise self._error(request, error) from None
             finally:
-                await _close(upstream)
+                await close_stream(upstream)
             yield collector.finish()
 
         items = retry.stream(attempt)
@@ -170,7 +170,7 @@ class LitellmModel:
             async for item in items:
                 yield item
         finally:
-            await _close(items)
+            await close_stream(items)
 
     async def info(self, model: str) -> ModelInfo:
         """Limits of `model` from the registry that ships with litellm; no network."""
@@ -268,12 +268,6 @@ def _plain(response: Any) -> dict[str, Any]:
     if isinstance(usage, Mapping) and not usage.get("prompt_tokens") and not usage.get("completion_tokens"):
         plain["usage"] = None
     return plain
-
-
-async def _close(stream: Any) -> None:
-    close = getattr(stream, "aclose", None)
-    if close is not None:
-        await close()
 
 
 def _tokens(value: Any) -> int | None:

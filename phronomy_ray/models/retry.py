@@ -141,7 +141,7 @@ class ModelRetry:
             except ModelError as error:
                 failure = error
             finally:
-                await _close(items)
+                await close_stream(items)
             failure = failure or ModelError("the stream ended without an answer")
             self._record(number, started, failure)
             with trial:  # outside the try: only model errors reach tenacity, never a cancellation
@@ -183,7 +183,10 @@ class ModelRetry:
         )
 
 
-async def _close(items: AsyncIterator[StreamItem]) -> None:
+async def close_stream(items: object) -> None:
+    """Close an iterator that was perhaps not read to its end, and what it holds open; ``None`` and one that cannot be
+    closed are left alone.
+    """
     close = getattr(items, "aclose", None)
     if close is not None:
         await close()

@@ -26,17 +26,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from phronomy_ray.errors import (
-    AuthenticationError,
-    ContextLengthError,
-    ModelError,
-    ModelRequestError,
-    ModelTimeoutError,
-    PhronomyError,
-    RateLimitError,
-    TransportError,
-)
+from phronomy_ray.errors import ModelError, PhronomyError
 from phronomy_ray.messages import Usage
+from phronomy_ray.models.http_status import error_for_status
 
 #: Usage of a step that names none.
 DEFAULT_USAGE = Usage(input_tokens=10, output_tokens=5)
@@ -368,32 +360,3 @@ def usage_to_wire(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.input_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def error_for_status(status: int, message: str, *, details: dict[str, Any] | None = None) -> ModelError:
-    """The error class of an HTTP error status; 0 is a broken connection."""
-    facts = {"status": status, **(details or {})} if status else dict(details or {})
-    if status in (401, 403):
-        return AuthenticationError(message, details=facts)
-    if status == 429:
-        return RateLimitError(message, details=facts)
-    if status in (408, 504):
-        return ModelTimeoutError(message, details=facts)
-    if status == 0 or status == 409 or status >= 500:
-        return TransportError(message, code="model_unavailable" if status else None, details=facts)
-    return ModelRequestError(message, details=facts)
-
-
-def status_for_error(failure: PhronomyError) -> int:
-    """The HTTP status that makes a client raise `failure`; 0 for a broken connection."""
-    if isinstance(failure.details.get("status"), int):
-        return int(failure.details["status"])
-    table: tuple[tuple[type[PhronomyError], int], ...] = (
-        (AuthenticationError, 401),
-        (RateLimitError, 429),
-        (ModelTimeoutError, 504),
-        (ContextLengthError, 400),
-        (ModelRequestError, 400),
-        (TransportError, 0),
-    )
-    return next((status for cls, status in table if isinstance(failure, cls)), 500)

@@ -17,7 +17,7 @@ from typing import Any
 from phronomy_ray.errors import ModelTimeoutError, PhronomyError, TransportError
 from phronomy_ray.models.normalise import StreamCollector, answer_from_response
 from phronomy_ray.models.port import ModelAnswer, ModelInfo, ModelRequest, StreamItem, TextDelta
-from phronomy_ray.models.retry import ModelRetry, utc_now
+from phronomy_ray.models.retry import ModelRetry, close_stream, utc_now
 from phronomy_ray.models.script import (
     Attempts,
     C,
@@ -136,7 +136,7 @@ class ScriptedModel:
             async for item in items:
                 yield item
         finally:
-            await items.aclose()  # type: ignore[attr-defined]
+            await close_stream(items)
 
     async def info(self, model: str) -> ModelInfo:
         """The limits given at construction."""

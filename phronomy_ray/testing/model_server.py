@@ -37,6 +37,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from phronomy_ray.errors import ContextLengthError, ModelError
+from phronomy_ray.models.http_status import status_for_error
 from phronomy_ray.models.script import (
     Failure,
     Hang,
@@ -47,7 +48,6 @@ from phronomy_ray.models.script import (
     ScriptRequest,
     calls_since_user,
     final,
-    status_for_error,
     step_for,
 )
 from phronomy_ray.models.script_wire import has_content, response_body, response_chunks
