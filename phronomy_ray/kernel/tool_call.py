@@ -25,7 +25,7 @@ MAX_OWNER_LOSSES = 10
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call and where it is. Every change goes through `move`."""
+    """A call and where it is. Every change of phase goes through `move`."""
 
     phase: ToolPhase
     row: ToolCallRow

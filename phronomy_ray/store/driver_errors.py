@@ -61,8 +61,7 @@ _LOST = _Meaning(StoreUnavailableError, "the connection to the database was lost
 _FULL = _Meaning(StoreUnavailableError, "the database has no room left (disk or memory)")
 _EXHAUSTED = _Meaning(
     StoreUnavailableError,
-    "the database has no free connection: raise max_connections on the server, or use packed placement, "
-    "where many agents share one process and its connection",
+    "the database has no free connection: raise max_connections on the server, or unload agents that are idle",
 )
 
 #: By full SQLSTATE, then by its class (first two characters).
