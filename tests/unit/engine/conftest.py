@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from phronomy_ray.commits import NewAgent
 from phronomy_ray.definition.agent import Agent, AgentDefinition
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.events import Event
+from phronomy_ray.faults import write_plan
 from phronomy_ray.journal import JournalRecord
 from phronomy_ray.kernel.state import Decide
 from phronomy_ray.models.scripted import Script, ScriptedModel
@@ -134,6 +136,24 @@ class Lab:
             events += found
             after = max(after, found[-1].seq)
         return events
+
+    async def until_prompted(self, count: int = 1) -> None:
+        """Wait until the model was asked `count` times."""
+        async with asyncio.timeout(GUARD_S):
+            while len(self.prompts()) < count:
+                await asyncio.sleep(0.002)
+
+    def pause(self, point: str, occurrence: int = 1) -> Callable[[], Awaitable[Callable[[], None]]]:
+        """Arm a pause at `point`; what is returned waits until it acts and gives the function that releases it."""
+        reached = write_plan(self.faults, "a1", point=point, action="pause", occurrence=occurrence)
+
+        async def wait() -> Callable[[], None]:
+            async with asyncio.timeout(GUARD_S):
+                while not reached.exists():
+                    await asyncio.sleep(0.005)
+            return reached.with_suffix(".release").touch
+
+        return wait
 
     def prompts(self) -> list[list[dict[str, Any]]]:
         """The messages of every attempt of every model call."""

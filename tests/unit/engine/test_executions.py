@@ -22,7 +22,6 @@ from phronomy_ray.errors import (
     SerializationError,
     StateConflictError,
 )
-from phronomy_ray.faults import write_plan
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Lifecycle, ToolCallStatus
 from phronomy_ray.kernel.state import Decide
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
@@ -41,25 +40,6 @@ async def look(x: int = 0) -> str:
 @tool(requires_approval=True)
 async def write(text: str) -> str:
     return f"wrote {text}"
-
-
-async def reached(lab: Any, point: str, occurrence: int = 1) -> Callable[[], Any]:
-    """Arm a pause at `point`; the returned function waits for it and returns what releases it."""
-    file = write_plan(lab.faults, "a1", point=point, action="pause", occurrence=occurrence)
-
-    async def wait() -> Callable[[], None]:
-        async with asyncio.timeout(20):
-            while not file.exists():
-                await asyncio.sleep(0.005)
-        return file.with_suffix(".release").touch
-
-    return wait
-
-
-async def until_prompted(lab: Any, count: int = 1) -> None:
-    async with asyncio.timeout(20):
-        while len(lab.prompts()) < count:
-            await asyncio.sleep(0.002)
 
 
 # --- admission -------------------------------------------------------------------------------------------------
@@ -584,7 +564,7 @@ async def test_cancel_while_preparing(lab: Any, paired: Paired) -> None:
 async def test_cancel_while_the_model_is_called(lab: Any, paired: Paired) -> None:
     engine = lab.engine(lab.define(first_turn(hang())))
     await engine.start("ex1", "go")
-    await until_prompted(lab)
+    await lab.until_prompted()
     during = await engine.cancel("ex1", "enough")
     assert during.status in (ExecutionStatus.ACTIVE, ExecutionStatus.CANCELLED)
     assert lab.store.load_execution("ex1").cancel_requested_at is not None, "the intent is durable"
@@ -683,7 +663,7 @@ async def test_cancel_while_suspended(lab: Any, paired: Paired) -> None:
 
 async def test_cancel_that_comes_too_late_leaves_the_end_as_it_is(lab: Any) -> None:
     engine = lab.engine(lab.define([final("x")]))
-    wait = await reached(lab, "before_commit:terminal")
+    wait = lab.pause("before_commit:terminal")
     await engine.start("ex1", "go")
     release = await wait()
     cancelling = asyncio.ensure_future(engine.cancel("ex1", "too late"))
@@ -721,7 +701,7 @@ async def test_a_busy_engine_cannot_be_sealed_and_a_sealed_one_does_nothing(lab:
 async def test_a_start_that_is_being_committed_keeps_the_engine_from_being_sealed(lab: Any) -> None:
     engine = lab.engine(lab.define([final("x")]))
     await engine.activate()
-    wait = await reached(lab, "before_commit:admit")
+    wait = lab.pause("before_commit:admit")
     starting = asyncio.ensure_future(engine.start("ex1", "go"))
     release = await wait()
     sealing = asyncio.ensure_future(engine.seal())

@@ -29,19 +29,6 @@ async def look(x: int = 0) -> str:
     return f"seen {x}"
 
 
-async def paused(lab: Any, point: str, occurrence: int = 1) -> Callable[[], None]:
-    """Arm a pause at `point`; the returned function waits until it acts and gives the one that releases it."""
-    reached = write_plan(lab.faults, "a1", point=point, action="pause", occurrence=occurrence)
-
-    async def wait() -> Callable[[], None]:
-        async with asyncio.timeout(20):
-            while not reached.exists():
-                await asyncio.sleep(0.005)
-        return lambda: reached.with_suffix(".release").touch()
-
-    return wait  # type: ignore[return-value]
-
-
 # --- L02 -------------------------------------------------------------------------------------------------------
 
 
@@ -61,7 +48,7 @@ async def test_L02_cancel_between_the_answer_and_the_first_tool(lab: Any, paired
         t1,
     )
     engine = lab.engine(definition)
-    wait = await paused(lab, point)
+    wait = lab.pause(point)
     await engine.start("ex1", "go")
     release = await wait()
     cancelling = asyncio.ensure_future(engine.cancel("ex1", "stop it"))
@@ -497,9 +484,7 @@ async def test_L19_cancelling_a_model_call_makes_no_new_attempt(lab: Any) -> Non
     definition = lab.define([hang()], model_retries=5)
     engine = lab.engine(definition)
     await engine.start("ex1", "go")
-    async with asyncio.timeout(20):
-        while not lab.prompts():
-            await asyncio.sleep(0.002)
+    await lab.until_prompted()
     await engine.cancel("ex1", "enough")
     assert (await lab.end(engine)).status is ExecutionStatus.CANCELLED
     assert len(lab.prompts()) == 1

@@ -166,8 +166,7 @@ async def test_a_loop_that_closes_cancels_no_execution(lab: Any) -> None:
         async def work() -> None:
             engine = lab.engine(definition)
             await engine.start("ex1", "go")
-            while not lab.prompts():
-                await asyncio.sleep(0.002)
+            await lab.until_prompted()
 
         asyncio.run(work())
 
@@ -184,8 +183,7 @@ async def test_a_model_call_that_was_dropped_by_a_stop_is_no_cancellation(lab: A
     )
     engine = lab.engine(definition, store=store)
     await engine.start("ex1", "go")
-    while not lab.prompts():
-        await asyncio.sleep(0.002)
+    await lab.until_prompted()
     store.fail_before("cancel_intent", error=PhronomyError("out of order"))
     with pytest.raises(PhronomyError, match="out of order"):
         await engine.cancel("ex1", "not heard")
