@@ -86,6 +86,8 @@ class NewAgent:
     metadata: dict[str, Any]
     journal: tuple[JournalRecord, ...]
     now: datetime
+    #: The same for every repetition of one creation, whose first answer may have been lost; empty for no repetition.
+    commit_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from phronomy_ray.clock import SystemClock
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.errors import (
-    AgentAlreadyExistsError,
     BackpressureError,
+    CommitOutcomeUnknownError,
     ConfigurationError,
     NotFoundError,
     PhronomyError,
@@ -53,7 +53,6 @@ class AgentActor:
         self._agent_id = agent_id
         self._wiring = wiring
         self._waiters = 0
-        self._creations: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._engine_made: AgentEngine | None = None
         self._boot = asyncio.get_running_loop().create_task(self._start())
 
@@ -113,28 +112,13 @@ class AgentActor:
         return self._engine().status()
 
     async def create(self, request: NewAgentRequest) -> dict[str, Any]:
-        """Store a new agent of this id, then be live; the same request again is one creation.
+        """Store a new agent of this id, then be live; the same request again is one creation, also after a crash.
 
         Raises `AgentAlreadyExistsError`.
         """
         await self._boot
-        creation = self._creations.get(request.request_id)
-        if creation is None:
-            creation = asyncio.get_running_loop().create_task(self._create(request))
-            if request.request_id:
-                self._creations[request.request_id] = creation
-        try:
-            return await asyncio.shield(creation)
-        except Exception:
-            self._creations.pop(request.request_id, None)  # a creation that failed may be tried again
-            raise
-
-    async def _create(self, request: NewAgentRequest) -> dict[str, Any]:
         engine = self._engine()
-        if engine.is_active:
-            raise AgentAlreadyExistsError(
-                f"agent {self._agent_id!r} exists", details={"agent_id": self._agent_id}
-            )
+        store = engine.store
         new = new_agent(
             self._agent_id,
             engine.definition,
@@ -142,8 +126,14 @@ class AgentActor:
             knowledge=request.knowledge,
             metadata=request.metadata,
             now=SystemClock().now(),
+            request_id=request.request_id,
         )
-        await engine.store.run(engine.store.store.create_agent, new)
+        try:
+            await store.run(store.store.create_agent, new)
+        except CommitOutcomeUnknownError:
+            if not request.request_id:
+                raise
+            await store.run(store.store.create_agent, new)  # creating the same again tells
         await engine.activate()
         return engine.status()
 

@@ -30,6 +30,7 @@ def new_agent(
     knowledge: Iterable[Any] = (),
     metadata: dict[str, Any] | None = None,
     now: datetime,
+    request_id: str = "",
 ) -> NewAgent:
     """The value that the store inserts.
 
@@ -62,6 +63,7 @@ def new_agent(
         kept,
         tuple(records),
         now,
+        f"create:{request_id}" if request_id else "",
     )
 
 

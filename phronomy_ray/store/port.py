@@ -35,7 +35,8 @@ class Store(Protocol):
     def create_agent(self, new: NewAgent) -> AgentRoot:
         """Insert a root at revision 0, or at revision 1 and context revision 1 with its first records.
 
-        Atomic. Raises `AgentAlreadyExistsError` when the id is stored; the loser of a race gets the same.
+        Atomic. Raises `AgentAlreadyExistsError` when the id is stored; the loser of a race gets the same. Creating what was
+        created with the same non-empty `commit_id`, and not changed since, succeeds and writes nothing.
         `CommitOutcomeUnknownError`: the connection was lost while committing; creating again tells.
         """
         ...

@@ -33,7 +33,7 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.store import rows, statements
-from phronomy_ray.store.batches import run_batch
+from phronomy_ray.store.batches import end_batches, run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.content_codec import ContentCodec, resolve_key
@@ -112,7 +112,7 @@ class SqlStore:
             "journal_position": len(new.journal),
             "lifecycle": Lifecycle.IDLE.value,
             "epoch": 0,
-            "last_commit_id": None,
+            "last_commit_id": plain_text(new.commit_id) or None,
             "metadata": encoder.sealed(metadata),
             "owner": plain_json({}),
             "starts_without_progress": 0,
@@ -123,10 +123,14 @@ class SqlStore:
 
         contents = encoder.content_rows()
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> bool:
             engine_name = connection.dialect.name
             [created] = run_batch(connection, [(statements.INSERT_ROOT[engine_name], [root])])
             if not created:
+                end_batches(connection)
+                stored = connection.execute(statements.GUARDS_OF_ROOT, {"the_agent_id": new.agent_id}).one()
+                if new.commit_id and stored.last_commit_id == new.commit_id:
+                    return False
                 raise AgentAlreadyExistsError(
                     f"agent {new.agent_id!r} exists already", details={"agent_id": new.agent_id}
                 )
@@ -138,8 +142,10 @@ class SqlStore:
                         (statements.INSERT_JOURNAL, records),
                     ],
                 )
+            return True
 
-        self._write(work)
+        if not self._write(work):
+            return self.load_root(new.agent_id)
         return AgentRoot(
             agent_id=new.agent_id,
             definition_id=new.definition_id,

@@ -105,6 +105,19 @@ class AgentConformance:
         assert kinds.count(AgentAlreadyExistsError) == 3, results
         assert len(stores[0].read_journal("alice")) == 1
 
+    def test_the_same_creation_again_is_one_creation(self, store_factory: StoreFactory) -> None:
+        new = samples.new_agent("alice", "mine", commit_id="create:one")
+        made = store_factory().create_agent(new)
+        store = store_factory()
+        assert store.create_agent(new) == made
+        assert [record.content for record in store.read_journal("alice")] == ["mine"]
+        with pytest.raises(AgentAlreadyExistsError):
+            store.create_agent(replace(new, commit_id="create:other"))
+        with pytest.raises(AgentAlreadyExistsError):
+            store.create_agent(replace(new, commit_id=""))
+        store.claim("alice", owner={}, now=START)  # a new owner is no change of the agent
+        assert store.create_agent(new).epoch == 1
+
     def test_missing_agent_is_not_found(self, store_factory: StoreFactory) -> None:
         store = store_factory()
         with pytest.raises(NotFoundError):

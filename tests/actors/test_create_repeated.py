@@ -29,4 +29,9 @@ def test_the_same_request_again_is_one_creation(runtime: Runtime, new_id: Callab
     assert answers[0]["epoch"] == answers[2]["epoch"] == 1
     with pytest.raises(AgentAlreadyExistsError):
         ray.get(actor.create.remote(NewAgentRequest(request_id="two")), timeout=60)
-    assert ray.get(actor.create.remote(request), timeout=60)["agent_id"] == agent_id
+    with pytest.raises(AgentAlreadyExistsError):
+        ray.get(actor.create.remote(NewAgentRequest()), timeout=60)
+    assert ray.get(actor.create.remote(request), timeout=60)["epoch"] == 1
+    runtime.agent(agent_id).unload()
+    again = runtime.actor_for(agent_id)  # a new process knows it too
+    assert ray.get(again.create.remote(request), timeout=60)["epoch"] == 2
