@@ -173,7 +173,7 @@ class _Chunk:
         self._node = node
         self._ready: queue.SimpleQueue[ToolOutcome | ToolStarted] = queue.SimpleQueue()
         self._cancelled = threading.Event()
-        #: When the present attempt of a call is over its time, and when the call began.
+        #: When the present attempt of a call is over its time, and when the call began; none between two attempts.
         self._deadlines: dict[str, tuple[float, str]] = {}
         self._open = {item.tool_call_id: item for item in invocations}
 
@@ -198,6 +198,9 @@ class _Chunk:
         def on_attempt() -> None:
             self._deadlines[key] = (time.monotonic() + bound.spec.timeout_s, started.started_at)
 
+        def on_attempt_end() -> None:
+            self._deadlines.pop(key, None)
+
         self._ready.put(
             run_sync(
                 bound,
@@ -206,6 +209,7 @@ class _Chunk:
                 is_cancelled=lambda: self._cancelled.is_set() or key not in self._open,
                 node=self._node,
                 on_attempt=on_attempt,
+                on_attempt_end=on_attempt_end,
             )
         )
 
@@ -222,21 +226,21 @@ class _Chunk:
 
     def _overdue(self) -> list[ToolOutcome | ToolStarted]:
         now = time.monotonic()
-        late = [key for key in self._open if key in self._deadlines and self._deadlines[key][0] <= now]
+        late = [(key, began) for key, (end, began) in self._running() if end <= now]
         return [
             timed_out(
-                self._tools[self._open[key].tool_name],
-                self._open.pop(key),
-                node=self._node,
-                started=self._deadlines[key][1],
+                self._tools[self._open[key].tool_name], self._open.pop(key), node=self._node, started=began
             )
-            for key in late
+            for key, began in late
         ]
 
     def _wait_s(self) -> float:
-        ends = [self._deadlines[key][0] for key in self._open if key in self._deadlines]
-        nearest = min(ends, default=float("inf")) - time.monotonic()
+        nearest = min((end for _, (end, _) in self._running()), default=float("inf")) - time.monotonic()
         return max(0.0, min(CANCEL_POLL_S, nearest))
+
+    def _running(self) -> list[tuple[str, tuple[float, str]]]:
+        """Open calls whose body is in an attempt, with their entries of `_deadlines`, which other threads change."""
+        return [(key, entry) for key in self._open if (entry := self._deadlines.get(key)) is not None]
 
     def _ask_owner(self) -> None:
         first = self._invocations[0]

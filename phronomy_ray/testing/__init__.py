@@ -1,1 +1,1 @@
-"""Test equipment for users: model server, conformance suites, invariants."""
+"""Test equipment for users: a model server, a cluster and a PostgreSQL of their own, faults, conformance suites."""

@@ -77,10 +77,12 @@ def run_sync(
     is_cancelled: Callable[[], bool],
     node: str = NODE,
     on_attempt: Callable[[], None] = lambda: None,
+    on_attempt_end: Callable[[], None] = lambda: None,
 ) -> ToolOutcome:
     """Run one call in the present thread. The caller enforces the timeout: a thread cannot be stopped.
 
-    `on_attempt` is called before each attempt, so that the caller's clock can start again.
+    `on_attempt` is called before each attempt, so that the caller's clock can start again, and `on_attempt_end` after
+    it: the wait before the next one is not the body's time.
     """
     started = timestamp()
     try:
@@ -89,9 +91,12 @@ def run_sync(
         for attempt in Retrying(**_retry_options(bound, is_cancelled)):
             on_attempt()
             with attempt:
-                value = bound.tool.body(arguments)
-                if inspect.isawaitable(value):
-                    value = asyncio.run(_await_within(value, bound.spec.timeout_s))
+                try:
+                    value = bound.tool.body(arguments)
+                    if inspect.isawaitable(value):
+                        value = asyncio.run(_await_within(value, bound.spec.timeout_s))
+                finally:
+                    on_attempt_end()
         return _succeeded(bound, invocation, value, node, started)
     except BaseException as error:  # noqa: BLE001 - as in run_async
         return _failed(bound, invocation, error, node, started)

@@ -148,7 +148,7 @@ class _Turn:
 
 
 class _BlockingCall:
-    """One blocking body: its clock starts with its thread and again with every attempt; a queued one can be called off."""
+    """One blocking body: its clock runs during each attempt, not before its thread or between two; a queued one can be called off."""
 
     def __init__(self, bound: BoundTool, invocation: ToolInvocation, turn: _Turn, sink: Sink) -> None:
         self._bound = bound
@@ -158,9 +158,11 @@ class _BlockingCall:
         self._loop = asyncio.get_running_loop()
         #: Set when nobody waits for the body any more: it must not be tried again.
         self._given_up = threading.Event()
-        #: Start of the present attempt; empty while the body waits for a thread.
+        #: Start of the first attempt; empty while the body waits for a thread.
         self._started = ""
-        self._attempt_began = asyncio.Event()
+        #: Whether an attempt runs, as opposed to the wait before the next one.
+        self._in_attempt = False
+        self._attempt_changed = asyncio.Event()
 
     async def run(self, threads: ThreadPoolExecutor) -> None:
         """Run it and give the one outcome."""
@@ -168,14 +170,14 @@ class _BlockingCall:
         body = asyncio.wrap_future(queued)
         grace = self._loop.create_task(self._turn.grace_over.wait())
         while True:
-            began = self._loop.create_task(self._attempt_began.wait())
-            waiting: set[asyncio.Future[Any]] = {body, grace, began}
-            limit = self._bound.spec.timeout_s if self._started else None
+            changed = self._loop.create_task(self._attempt_changed.wait())
+            waiting: set[asyncio.Future[Any]] = {body, grace, changed}
+            limit = self._bound.spec.timeout_s if self._in_attempt else None
             done, _ = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            began.cancel()
-            if began not in done or body in done or grace in done:
+            changed.cancel()
+            if changed not in done or body in done or grace in done:
                 break
-            self._attempt_began.clear()
+            self._attempt_changed.clear()
         grace.cancel()
         self._sink(self._outcome(body, queued, grace in done))
 
@@ -199,18 +201,24 @@ class _BlockingCall:
             self._bound,
             self._invocation,
             is_cancelled=self._is_cancelled,
-            on_attempt=self._report_attempt,
+            on_attempt=lambda: self._report(self._on_attempt),
+            on_attempt_end=lambda: self._report(self._on_attempt_end),
         )
 
-    def _report_attempt(self) -> None:
-        self._loop.call_soon_threadsafe(self._on_attempt)
+    def _report(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(callback)
 
     def _on_attempt(self) -> None:
         if not self._started:
             key = self._invocation
             self._started = timestamp()
             self._sink(ToolStarted(key.tool_call_id, key.attempt, NODE, os.getpid(), self._started))
-        self._attempt_began.set()
+        self._in_attempt = True
+        self._attempt_changed.set()
+
+    def _on_attempt_end(self) -> None:
+        self._in_attempt = False
+        self._attempt_changed.set()
 
     def _is_cancelled(self) -> bool:
         return self._turn.stop.is_set() or self._given_up.is_set()

@@ -200,6 +200,21 @@ async def test_a_timeout_that_the_body_raises_itself_is_its_failure(lab: Any) ->
     assert [row.status for row in lab.store.tool_calls("ex1")] == [ToolCallStatus.FAILED]
 
 
+async def test_the_wait_before_another_attempt_is_not_the_body_s_time(lab: Any) -> None:
+    ran: list[int] = []
+
+    @tool(replay="safe", retries=1, timeout_s=0.05)  # shorter than the wait
+    def flaky() -> str:
+        ran.append(1)
+        if len(ran) == 1:
+            raise ValueError("the first time")
+        return "went well"
+
+    engine = lab.engine(lab.define([calls(call("flaky", {})), final("x")], flaky))
+    assert (await lab.run(engine)).output == "x"
+    assert lab.store.tool_calls("ex1")[0].result == "went well"
+
+
 async def test_a_blocking_body_that_timed_out_is_not_tried_again(lab: Any) -> None:
     starts: list[int] = []
 
