@@ -60,8 +60,12 @@ class AgentActor:
         """Recover without waiting for a caller, so that a restarted actor goes on by itself."""
         try:
             await self._engine().activate()
-        except PhronomyError as error:
-            _LOG.info("agent %s not started: %s", self._agent_id, error)
+        except Exception as error:  # noqa: BLE001 - whoever calls next starts it again, and is told what is wrong
+            known = isinstance(error, PhronomyError)
+            level = logging.INFO if known else logging.ERROR
+            _LOG.log(
+                level, "agent %s not started: %s", self._agent_id, error, exc_info=None if known else error
+            )
             if isinstance(error, NotFoundError | ConfigurationError):
                 asyncio.get_running_loop().call_later(LINGER_S, self._exit_unless_active)
 

@@ -1,0 +1,36 @@
+"""The agent's actor as the plain class that it is: no Ray is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phronomy_ray.actors.agent_actor import AgentActor
+from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, StoreConfig
+
+
+class Engine:
+    """Serves as soon as it is made."""
+
+    async def activate(self) -> None:
+        pass
+
+    def status(self) -> dict[str, Any]:
+        return {"lifecycle": "idle"}
+
+
+async def test_an_unexpected_error_of_the_first_start_is_not_the_answer_to_every_later_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+
+    def engine(self: AgentActor) -> Engine:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("the disk was away")
+        return Engine()
+
+    monkeypatch.setattr(AgentActor, "_engine", engine)
+    actor = AgentActor("a1", AgentWiring(DefinitionSource("m:C"), StoreConfig("sqlite:////nowhere/x.db")))
+    assert await actor.activate() == {"lifecycle": "idle"}
