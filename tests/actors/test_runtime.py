@@ -246,6 +246,41 @@ def test_drivers_that_load_together_hydrate_once(
     assert len({status["pid"] for status in seen}) == 1
 
 
+def load_together_after_kills(
+    bench: Bench, runtime: Runtime, shared: Session, agent_id: str, rounds: int
+) -> None:
+    """Kill the actor and have everybody load at once, while its name still leads to the dead one."""
+    agent = runtime.create(Puppet, agent_id)
+    others = [shared.driver(0), shared.driver(1)]
+    epochs = [agent.status()["epoch"]]
+    for _ in range(rounds):
+        kill_actor(agent_id)
+        with ThreadPoolExecutor(4) as threads:
+            futures: list[Any] = [
+                driver.begin(drives.load, bench.store, Puppet, agent_id)
+                for driver in others
+                for _ in range(4)
+            ]
+            futures += [threads.submit(lambda: runtime.load(Puppet, agent_id).status()) for _ in range(4)]
+            seen = [future.result(PATIENCE_S) for future in futures]
+        assert len({(status["pid"], status["epoch"]) for status in seen}) == 1
+        epochs.append(seen[0]["epoch"])
+    assert epochs == sorted(set(epochs))
+
+
+def test_R01_drivers_that_load_a_dying_agent_find_one_living_one(
+    bench: Bench, runtime: Runtime, shared: Session, new_id: Names
+) -> None:
+    load_together_after_kills(bench, runtime, shared, new_id("alice"), rounds=3)
+
+
+@pytest.mark.full
+def test_R01_drivers_that_load_a_dying_agent_find_one_living_one_in_forty_rounds(
+    bench: Bench, runtime: Runtime, shared: Session, new_id: Names
+) -> None:
+    load_together_after_kills(bench, runtime, shared, new_id("alice"), rounds=40)
+
+
 def test_drivers_that_load_or_create_together_make_one_agent(
     bench: Bench, shared: Session, new_id: Names
 ) -> None:
