@@ -305,9 +305,9 @@ class Story:
         while not condition():
             row = self._execution(handle)
             if row is not None and row.status.is_terminal:
-                raise DemoError(
-                    f"waited until {what}, but the execution is {row.status.value}: {row.error or row.output}"
-                )
+                error = row.error or {}
+                why = f"{error.get('message')} [{error.get('code')}]" if error else repr(row.output)
+                raise DemoError(f"waited until {what}, but the execution is {row.status.value}: {why}")
             if time.monotonic() > deadline:
                 state = f"{row.status.value} ({row.phase.value})" if row is not None else "unknown"
                 raise DemoError(f"waited {timeout_s:g} s until {what}; the execution is {state}")
