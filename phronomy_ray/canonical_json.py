@@ -103,6 +103,17 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def check_format(wire: dict[str, Any], newest: int, what: str) -> None:
+    """Refuse a `what` that a newer release wrote, by its format number ``v``.
+
+    Raises:
+        SerializationError: `wire` has no format number, or one above `newest`.
+    """
+    version = wire.get("v")
+    if not isinstance(version, int) or not 1 <= version <= newest:
+        raise SerializationError(f"{what} has format {version!r}; this release reads up to {newest}")
+
+
 def content_hash(text: str) -> str:
     """``sha256:<hex>`` of the UTF-8 bytes of `text`."""
     return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()

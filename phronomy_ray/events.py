@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from phronomy_ray.canonical_json import check_format
 from phronomy_ray.journal import EventRow
 
 WIRE_FORMAT = 1
@@ -80,7 +81,8 @@ class Event:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Event:
-        """Inverse of `to_wire`."""
+        """Inverse of `to_wire`. Raises `SerializationError` for a newer format."""
+        check_format(wire, WIRE_FORMAT, "the event")
         return cls(
             wire["execution_id"], wire["seq"], EventType(wire["type"]), wire["payload"], wire["durable"]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from phronomy_ray.canonical_json import check_format
 from phronomy_ray.errors import CancellationError, ErrorRecord, PhronomyError
 from phronomy_ray.journal import (
     ApprovalRow,
@@ -139,7 +140,8 @@ class RunResult:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> RunResult:
-        """Inverse of `to_wire`."""
+        """Inverse of `to_wire`. Raises `SerializationError` for a newer format."""
+        check_format(wire, WIRE_FORMAT, "the execution's state")
         return cls(
             agent_id=wire["agent_id"],
             execution_id=wire["execution_id"],

@@ -50,6 +50,8 @@ class ToolInvocation:
     #: From 1; an outcome of an older attempt is ignored.
     attempt: int
     durable_context: dict[str, Any] | None = None
+    #: Run it apart from others: its last attempt ended with the death of the worker that it shared.
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

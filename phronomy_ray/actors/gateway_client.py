@@ -136,7 +136,11 @@ class GatewayModel:
                     _cancel(handle, ticket)
 
     async def info(self, model: str) -> ModelInfo:
-        """Limits of `model` as a gateway knows them; unknown when no gateway answers."""
+        """Limits of `model` as a gateway knows them.
+
+        Raises:
+            TransportError: no gateway answers.
+        """
         for number in range(self._gateways):
             try:
                 handle = await self._handle(number)
@@ -145,7 +149,10 @@ class GatewayModel:
                 self._handles.pop(number, None)
                 continue
             return found if isinstance(found, ModelInfo) else ModelInfo()
-        return ModelInfo()
+        raise TransportError(
+            f"none of the {self._gateways} model gateways answers; see `phronomy doctor`",
+            code="gateways_unavailable",
+        )
 
     def home(self, agent_id: str) -> int:
         """Number of the gateway that an agent asks first."""

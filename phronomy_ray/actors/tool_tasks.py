@@ -105,9 +105,9 @@ def plan_chunks(
     """Divide one batch into chunks; no call is lost and none stands twice."""
     never = [item for item in invocations if tools[item.tool_name].spec.replay == "never"]
     replayable = [item for item in invocations if tools[item.tool_name].spec.replay != "never"]
-    again = [item for item in replayable if item.attempt > 1]
-    fresh = [item for item in replayable if item.attempt == 1]
-    return [*_divide(never, MAX_LONE_CHUNKS), *_divide(again, MAX_LONE_CHUNKS), *_divide(fresh, nodes)]
+    alone = [item for item in replayable if item.alone]
+    shared = [item for item in replayable if not item.alone]
+    return [*_divide(never, MAX_LONE_CHUNKS), *_divide(alone, MAX_LONE_CHUNKS), *_divide(shared, nodes)]
 
 
 def _divide(items: list[ToolInvocation], parts: int) -> list[list[ToolInvocation]]:

@@ -58,6 +58,7 @@ class AgentEngine(SingleWriter):
         context: Any = to_json_value(durable_context)
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
+        await self._input_budget()
         prepared = None
         if isinstance(self.definition.instructions, str):
             prepared = Prepared(clean_text(self.definition.instructions), text)
@@ -140,6 +141,7 @@ class AgentEngine(SingleWriter):
         if not isinstance(cast("object", event.approved), bool):
             raise InvalidInputError(f"approved must be True or False, not {event.approved!r}")
         await self.activate()
+        await self._know_input_budget()
         try:
             await self._apply(event)
         except (StateConflictError, NotFoundError):
@@ -163,6 +165,7 @@ class AgentEngine(SingleWriter):
     async def resolve(self, event: Resolve) -> RunResult:
         """Say what became of an unknown call. Raises as `kernel.tools_step.resolve`."""
         await self.activate()
+        await self._know_input_budget()
         if event.outcome == "succeeded":
             encoded = encode_result(event.result)
             event = Resolve(

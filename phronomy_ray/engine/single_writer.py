@@ -28,6 +28,7 @@ from phronomy_ray.errors import (
     AgentUnloadedError,
     ConfigurationError,
     ErrorRecord,
+    ModelError,
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
@@ -171,7 +172,6 @@ class SingleWriter:
             store = self._store.store
             root = await self._store.run(store.load_root, self.agent_id)
             check_definition(self.definition, root.definition_id, root.definition_version, self.agent_id)
-            await self._input_budget()
             hydration = await self._store.run(
                 store.claim, self.agent_id, owner=self._parts.owner, now=self._parts.clock.now()
             )
@@ -197,6 +197,8 @@ class SingleWriter:
         self._work.forget(kept)
         execution = self.state.execution
         if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
+            if execution.row.status is not ExecutionStatus.SUSPENDED:
+                await self._know_input_budget()
             await self._step(Recover())
 
     async def _read_journal(self) -> list[JournalRecord]:
@@ -256,11 +258,11 @@ class SingleWriter:
                 await self._store.commit(decided.commit)
                 self._timing.commit_s += monotonic() - begun
                 self._timing.commits += 1
-            except (AgentBusyError, StateConflictError):
-                raise  # the store refused an admission: nothing changed, and the caller is told
             except Exception as error:
-                self._halt(error)
-                raise
+                refused = isinstance(error, AgentBusyError | StateConflictError)
+                if not (refused and decided.commit.new_execution is not None):
+                    self._halt(error)
+                raise  # a refused admission has changed nothing, and its caller is told
         try:
             if decided.commit is not None:
                 self._state = decided.state
@@ -342,7 +344,17 @@ class SingleWriter:
 
     # --- results -----------------------------------------------------------------------------------------------
 
+    async def _know_input_budget(self) -> None:
+        """Before anything that can lead to a model call; a limit that cannot be learned now is asked for again."""
+        try:
+            await self._input_budget()
+        except ModelError as error:
+            _LOG.warning(
+                "agent %s: the model's limits are not known: %s", self.agent_id, redact_text(str(error))
+            )
+
     async def _input_budget(self) -> None:
+        """Learn how much the model takes. Raises `ModelError` when nobody can say."""
         if self._budget_known:
             return
         definition = self.definition

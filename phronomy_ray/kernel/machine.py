@@ -17,6 +17,7 @@ from phronomy_ray.errors import (
     ContextBudgetExceededError,
     EmptyResponseError,
     ErrorRecord,
+    IllegalTransitionError,
     InvalidInputError,
     ModelError,
     NotFoundError,
@@ -435,10 +436,15 @@ def _recover(state: AgentState, env: Env) -> Step:
             draft.move(row.status, row.phase)
             draft.effects.append(draft.repeat_model_call())
             return draft.finish("recover")
-        case _:
+        case Phase.DISPATCHING_TOOLS | Phase.RECOVERY_TOOLS:
             draft.move(row.status, row.phase)
             tools_step.redispatch_lost(draft)
             return after_batch(draft, "recover")
+        case Phase.APPROVAL | Phase.ENDED:
+            raise IllegalTransitionError(
+                f"execution {row.execution_id} is stored as {row.status.value} in phase {row.phase.value}"
+            )
+    assert_never(row.phase)
 
 
 def message_of_input(value: object) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from phronomy_ray.canonical_json import check_format
 from phronomy_ray.commits import Commit, Hydration
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.errors import ErrorRecord
@@ -53,7 +54,8 @@ class Progress:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Progress:
-        """Inverse of `to_wire`."""
+        """Inverse of `to_wire`. Raises `SerializationError` for a newer format."""
+        check_format(wire, STATE_FORMAT, "the execution's small state")
         return cls(
             model_calls=int(wire.get("model_calls", 0)),
             empty_answers=int(wire.get("empty_answers", 0)),

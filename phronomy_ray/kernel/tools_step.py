@@ -137,7 +137,7 @@ def dispatch(draft: Draft) -> None:
     )
 
 
-def _dispatch(draft: Draft, ids: set[str]) -> None:
+def _dispatch(draft: Draft, ids: set[str], *, alone: bool = False) -> None:
     if draft.execution.row.phase is not Phase.DISPATCHING_TOOLS:
         draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
     if not ids:
@@ -157,6 +157,7 @@ def _dispatch(draft: Draft, ids: set[str]) -> None:
                     execution_id=call.row.execution_id,
                     attempt=call.row.attempt,
                     durable_context=context,
+                    alone=alone,
                 )
                 for call in draft.execution.batch
                 if call.row.tool_call_id in ids
@@ -168,9 +169,8 @@ def _dispatch(draft: Draft, ids: set[str]) -> None:
 def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
     """Settle calls by the outcomes of their present attempts; whether any fitted. Others are consumed without effect."""
     reported: dict[tuple[str, int], ToolOutcome] = {}
-    for (
-        outcome
-    ) in outcomes:  # the first report of an attempt counts, and a late one of an older attempt hides nothing
+    # the first report of an attempt counts, and a late one of an older attempt hides nothing
+    for outcome in outcomes:
         reported.setdefault((outcome.tool_call_id, outcome.attempt), outcome)
     again: set[str] = set()
     settled: list[ToolCallRow] = []
@@ -198,7 +198,7 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
     for row in settled:
         _result_event(draft, row)
     if again:
-        _dispatch(draft, again)
+        _dispatch(draft, again, alone=True)
     return bool(again or settled)
 
 

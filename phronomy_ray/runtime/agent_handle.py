@@ -202,6 +202,7 @@ class AgentHandle:
 
         Raises:
             AgentBusyError: work is running.
+            WaitTimeoutError: its process does not answer.
         """
         handle = self._runtime.directory.find(self.agent_id)
         self._actor = None
@@ -212,7 +213,10 @@ class AgentHandle:
         except (RayError, TimeoutError) as error:
             if is_gone(error):
                 return False
-            raise
+            raise WaitTimeoutError(
+                f"agent {self.agent_id!r} cannot be reached ({type(error).__name__}); try again",
+                details={"agent_id": self.agent_id},
+            ) from error
         kill(handle)
         return True
 

@@ -189,19 +189,27 @@ class Runtime:
     load = blocking(load_async)
 
     async def load_or_create_async(
-        self, agent_class: type[Agent], agent_id: str, **options: Any
+        self,
+        agent_class: type[Agent],
+        agent_id: str,
+        *,
+        context: Iterable[Message | dict[str, Any]] = (),
+        knowledge: Iterable[str | dict[str, Any]] = (),
+        metadata: dict[str, Any] | None = None,
     ) -> AgentHandle:
-        """`load_async`, or `create_async` with `options` when it is not stored."""
+        """`load_async`, or `create_async` with the other arguments when it is not stored. Raises as those two."""
         try:
             return await self.load_async(agent_class, agent_id)
         except NotFoundError:
             pass
         try:
-            return await self.create_async(agent_class, agent_id, **options)
+            return await self.create_async(
+                agent_class, agent_id, context=context, knowledge=knowledge, metadata=metadata
+            )
         except AgentAlreadyExistsError:
             return await self.load_async(agent_class, agent_id)
 
-    load_or_create = blocking(load_or_create_async)  # type: ignore[arg-type]  # **options: mypy wants `self` positional-only
+    load_or_create = blocking(load_or_create_async)
 
     async def get_async(self, agent_id: str) -> AgentHandle | None:
         """The live agent, or ``None``; never touches the store."""
