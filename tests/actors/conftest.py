@@ -19,6 +19,7 @@ import ray_testbed.session  # noqa: E402, F401  sets the environment that agents
 from ray_testbed.fixtures import (  # noqa: E402, F401
     bench,
     connected,
+    disconnect_after,
     engine,
     faults,
     new_id,
@@ -27,3 +28,8 @@ from ray_testbed.fixtures import (  # noqa: E402, F401
     shared,
     shared_bench,
 )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    disconnect_after(item, nextitem)

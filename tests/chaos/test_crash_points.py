@@ -186,7 +186,7 @@ class Runs:
     def _until_approval(self, handle: ExecutionHandle, asked: list[str]) -> RunResult:
         while True:
             result = handle.wait("suspended", PATIENCE_S)
-            assert result.suspended, (result, self._runtime.store.tool_calls(handle.execution_id))
+            assert result.suspended, f"{result.status.value}: {result.error}"
             if result.approvals:
                 return result
             self._look_up_and_resolve(handle, result, asked)

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ray_testbed import effects
+from ray_testbed.agents import Puppet, turn
+from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
+from ray_testbed.fixtures import Bench
 
 from phronomy_ray import Runtime
 from phronomy_ray.errors import AgentAlreadyExistsError
@@ -14,10 +18,6 @@ from phronomy_ray.faults import write_plan
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.store.migrate import Migrations
 from phronomy_ray.testing.postgres import PostgresServer
-from ray_testbed import effects
-from ray_testbed.agents import Puppet, turn
-from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
-from ray_testbed.fixtures import Bench
 
 Names = Callable[[str], str]
 

@@ -17,6 +17,13 @@ from ray_testbed import checks, drives, session
 from ray_testbed.agents import Puppet
 
 
+def disconnect_after(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Leave the cluster when the next module does not use it: it may start a Ray of its own in this process."""
+    users = {other.path for other in item.session.items if "shared" in getattr(other, "fixturenames", ())}
+    if item.path in users and (nextitem is None or nextitem.path not in users):
+        session.shared(item.config).disconnect()
+
+
 class Bench:
     """One store and its runtimes; on leaving it every agent in it is checked and freed."""
 
@@ -126,6 +133,7 @@ __all__ = [
     "Bench",
     "bench",
     "connected",
+    "disconnect_after",
     "engine",
     "faults",
     "fresh_id",

@@ -67,6 +67,11 @@ class Session:
             ray.init(address, namespace="phronomy", log_to_driver=False)
         return address
 
+    def disconnect(self) -> None:
+        """Leave the cluster, for tests that start a Ray of their own in this process."""
+        if "cluster" in self.__dict__ and ray.is_initialized():
+            ray.shutdown()
+
     def add_worker(self) -> str:
         """One more worker node that can be killed; returns its name."""
         self._nodes += 1
