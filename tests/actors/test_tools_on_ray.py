@@ -89,7 +89,10 @@ def test_a_plan_gives_each_call_one_chunk_and_repeated_ones_their_own() -> None:
     tools = Puppet.definition().tools
 
     def invocations(name: str, count: int, attempt: int = 1) -> list[ToolInvocation]:
-        return [ToolInvocation(f"{name}-{attempt}-{n}", name, {}, "a", "e", attempt) for n in range(count)]
+        return [
+            ToolInvocation(f"{name}-{attempt}-{n}", name, {}, "a", "e", attempt, alone=attempt > 1)
+            for n in range(count)
+        ]
 
     batch = [*invocations("note", 7), *invocations("wire", 40), *invocations("note", 3, 2)]
     chunks = plan_chunks(batch, tools, nodes=2)
