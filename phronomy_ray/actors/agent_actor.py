@@ -228,9 +228,20 @@ class AgentActor:
         error: str = "",
         expected_revision: int | None = None,
         decided_by: str | None = None,
+        expected_attempt: int | None = None,
     ) -> dict[str, Any]:
         """Say what became of a call whose outcome is unknown: ``succeeded``, ``failed`` or ``not_performed``."""
-        word = Resolve(execution_id, tool_call_id, outcome, result, "", error, expected_revision, decided_by)
+        word = Resolve(
+            execution_id,
+            tool_call_id,
+            outcome,
+            result,
+            "",
+            error,
+            expected_revision,
+            decided_by,
+            expected_attempt,
+        )
         return (await self._engine().resolve(word)).to_wire()
 
     async def cancel(self, execution_id: str, reason: str = "cancelled") -> dict[str, Any]:

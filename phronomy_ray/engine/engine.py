@@ -19,7 +19,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.ids import check_id
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.machine import message_of_input
 from phronomy_ray.kernel.state import (
     Cancel,
@@ -55,6 +55,8 @@ class AgentEngine(SingleWriter):
             raise InvalidInputError(
                 f"durable_context must be a mapping, not {type(durable_context).__name__}"
             )
+        if not isinstance(cast("object", stream), bool):
+            raise InvalidInputError(f"stream must be True or False, not {stream!r}")
         context: Any = to_json_value(durable_context)
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
@@ -140,6 +142,8 @@ class AgentEngine(SingleWriter):
         """
         if not isinstance(cast("object", event.approved), bool):
             raise InvalidInputError(f"approved must be True or False, not {event.approved!r}")
+        _check_text(event.decided_by, "decided_by")
+        _check_text(event.reason, "reason")
         await self.activate()
         await self._know_input_budget()
         try:
@@ -163,7 +167,12 @@ class AgentEngine(SingleWriter):
         )
 
     async def resolve(self, event: Resolve) -> RunResult:
-        """Say what became of an unknown call. Raises as `kernel.tools_step.resolve`."""
+        """Say what became of an unknown call; the same word about the same attempt again is harmless.
+
+        Raises as `kernel.tools_step.resolve`.
+        """
+        _check_text(event.error, "error")
+        _check_text(event.decided_by, "decided_by")
         await self.activate()
         await self._know_input_budget()
         if event.outcome == "succeeded":
@@ -177,23 +186,46 @@ class AgentEngine(SingleWriter):
                 event.error,
                 event.expected_revision,
                 event.decided_by,
+                event.expected_attempt,
             )
-        await self._apply(event)
+        try:
+            await self._apply(event)
+        except (StateConflictError, NotFoundError):
+            if not await self._resolved_before(event):
+                raise
         return await self.view(event.execution_id)
+
+    async def _resolved_before(self, event: Resolve) -> bool:
+        """Whether this word about this attempt was taken already: its answer was lost, and the caller has repeated it."""
+        calls = await self._store.run(self._store.store.tool_calls, event.execution_id)
+        row = next((call for call in calls if call.tool_call_id == event.tool_call_id), None)
+        if row is None or row.agent_id != self.agent_id or event.expected_attempt is None:
+            return False
+        if event.outcome == "not_performed":
+            return row.attempt > event.expected_attempt
+        if row.attempt != event.expected_attempt:
+            return False
+        if event.outcome == "succeeded":
+            return row.status is ToolCallStatus.SUCCEEDED and row.result == event.result
+        return (row.error or {}).get("code") == "resolved_failed" and (row.error or {}).get(
+            "message"
+        ) == event.error
 
     async def cancel(self, execution_id: str, reason: str) -> RunResult:
         """Cancel: the intent is durable when this returns. A terminal execution stays as it is.
 
         Raises:
             NotFoundError: no such execution.
+            InvalidInputError: the reason is not text.
         """
+        _check_text(reason, "reason")
         await self.activate()
         running = self.state.execution
         if running is None or running.row.execution_id != execution_id:
             return await self.view(execution_id)
         self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
         try:
-            await self._apply(Cancel(execution_id, reason))
+            await self._apply(Cancel(execution_id, clean_text(reason or "cancelled")))
         except StateConflictError:
             pass  # it ended while the cancellation waited for its turn
         return await self.view(execution_id)
@@ -209,7 +241,11 @@ class AgentEngine(SingleWriter):
 
         Raises:
             NotFoundError: no such execution of this agent.
+            InvalidInputError: `after` or `cursor` is not what it must be.
         """
+        if not isinstance(cast("object", after), int) or not 0 <= after < 2**63:
+            raise InvalidInputError(f"after must be the seq of an event or 0, not {after!r}")
+        _check_text(cursor, "cursor")
         try:
             await self.activate()
         except StoreError as error:
@@ -265,7 +301,7 @@ class AgentEngine(SingleWriter):
 
     def _position(self, cursor: str | None) -> int | None:
         epoch, _, position = (cursor or "").partition(":")
-        return int(position) if epoch == str(self.state.root.epoch) and position.isdigit() else None
+        return int(position) if epoch == str(self.state.root.epoch) and position.isdecimal() else None
 
     def status(self) -> dict[str, Any]:
         """What this agent is doing, from memory: plain JSON."""
@@ -296,3 +332,9 @@ class AgentEngine(SingleWriter):
         return (
             running is None or running.row.execution_id != execution_id or self._work.stopping == execution_id
         )
+
+
+def _check_text(value: object, what: str) -> None:
+    """Refuse what no commit could hold before it stops the agent. Raises `InvalidInputError`."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidInputError(f"{what} must be text, not {type(value).__name__}")

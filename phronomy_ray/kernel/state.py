@@ -236,6 +236,8 @@ class Resolve:
     error: str = ""
     expected_revision: int | None = None
     decided_by: str | None = None
+    #: The attempt that the word is about; a word is never taken for another one.
+    expected_attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from phronomy_ray.definition.tool import OnError, ToolSpec
-from phronomy_ray.errors import ErrorRecord, InvalidInputError, MaxIterationsError, NotFoundError, ToolError
+from phronomy_ray.errors import (
+    ErrorRecord,
+    InvalidInputError,
+    MaxIterationsError,
+    NotFoundError,
+    StateConflictError,
+    ToolError,
+)
 from phronomy_ray.events import EventType
 from phronomy_ray.ids import approval_request_id
 from phronomy_ray.journal import (
@@ -270,6 +277,7 @@ def ask_for_resolution(draft: Draft) -> None:
                     "tool_name": call.row.tool_name,
                     "arguments": shown_arguments(draft, call.row),
                     "allowed_outcomes": list(RESOLUTIONS),
+                    "attempt": call.row.attempt,
                     "execution_revision": draft.execution.row.revision + 1,
                     "reason": "the process that ran this call was lost and its replay rule is 'never'",
                 },
@@ -281,6 +289,7 @@ def resolve(draft: Draft, event: Resolve) -> None:
 
     Raises:
         NotFoundError: the call is not waiting for one.
+        StateConflictError: it waits for one about another attempt.
         InvalidInputError: the outcome does not fit what was given with it.
     """
     call = next((item for item in draft.execution.batch if item.row.tool_call_id == event.tool_call_id), None)
@@ -290,6 +299,12 @@ def resolve(draft: Draft, event: Resolve) -> None:
         ]
         raise NotFoundError(
             f"tool call {event.tool_call_id!r} does not wait for a resolution", details={"waiting": waiting}
+        )
+    if event.expected_attempt is not None and event.expected_attempt != call.row.attempt:
+        raise StateConflictError(
+            f"tool call {event.tool_call_id!r} waits for a word about attempt {call.row.attempt}, not "
+            f"{event.expected_attempt}",
+            details={"attempt": call.row.attempt},
         )
     if event.outcome not in RESOLUTIONS:
         raise InvalidInputError(f"outcome must be one of {', '.join(RESOLUTIONS)}, not {event.outcome!r}")

@@ -161,8 +161,19 @@ class AgentHandle:
             StateConflictError: the revision differs, or the execution has ended.
             NotFoundError: the call does not wait for a resolution.
         """
+        # `call` repeats what may not have arrived: the word must never be taken for an attempt that came after it
+        calls = await asyncio.to_thread(self.store.tool_calls, execution_id)
+        attempt = next((call.attempt for call in calls if call.tool_call_id == tool_call_id), None)
         wire = await self.call(
-            "resolve", execution_id, tool_call_id, outcome, result, error, expected_revision, decided_by
+            "resolve",
+            execution_id,
+            tool_call_id,
+            outcome,
+            result,
+            error,
+            expected_revision,
+            decided_by,
+            attempt,
         )
         return RunResult.from_wire(wire)
 
