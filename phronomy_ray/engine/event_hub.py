@@ -36,6 +36,11 @@ class EventHub:
         self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
         self._changed = asyncio.Event()
 
+    def forget(self) -> None:
+        """Drop all buffers: the store may hold events that were never published here, and readers must not miss them."""
+        self._buffers.clear()
+        self.wake()
+
     def publish(self, event: Event) -> None:
         """Add an event and wake the readers."""
         buffer = self._buffers.get(event.execution_id)

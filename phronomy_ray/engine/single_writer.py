@@ -32,6 +32,7 @@ from phronomy_ray.errors import (
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
+    safe_message,
 )
 from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
@@ -168,6 +169,7 @@ class SingleWriter:
                 return
             if self._halted is not None:
                 await self._work.stop()  # what an earlier incarnation of this engine left running
+                self.hub.forget()  # the commit that it stopped with may have happened
             await self._faults.reach("before_claim")
             store = self._store.store
             root = await self._store.run(store.load_root, self.agent_id)
@@ -183,7 +185,12 @@ class SingleWriter:
                     instructions = await self._store.run(store.read_content, digest)
             self._state = AgentState.hydrate(hydration, conversation, instructions)
             self._halted = None
-            await self._recover()
+            try:
+                await self._recover()
+            except Exception as error:  # an execution that was found and not gone on with would never end
+                if self._halted is None:
+                    self._halt(error)
+                raise
 
     async def _recover(self) -> None:
         """Go on with the execution that was found; under the lock, so that nothing of an earlier activation comes between.
@@ -363,7 +370,7 @@ class SingleWriter:
             by_name = isinstance(definition.model, str)
             port = self._parts.model if by_name else definition.model
             name = definition.model if by_name else type(definition.model).__name__
-            window = (await port.info(name)).max_input_tokens if hasattr(port, "info") else None
+            window = await _window_of(port, name) if hasattr(port, "info") else None
         if window is not None:
             self._budget = max(1, window - (definition.max_output_tokens or 0))
         self._budget_known = True
@@ -394,3 +401,16 @@ class SingleWriter:
         self._results[row.execution_id] = result_of(row, parts)
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
+
+
+async def _window_of(port: Any, name: Any) -> int | None:
+    """Tokens that the model takes, ``None`` when the port does not know. Raises `ModelError`, whatever the port raises."""
+    try:
+        info = await port.info(name)
+        return None if info is None else info.max_input_tokens
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the model port cannot say what the model takes: {type(error).__name__}: {safe_message(error)}"
+        ) from error

@@ -11,7 +11,7 @@ from tenacity import retry_if_exception_type, stop_after_delay, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.commits import Commit
-from phronomy_ray.errors import CommitOutcomeUnknownError, StoreUnavailableError
+from phronomy_ray.errors import AgentUnloadedError, CommitOutcomeUnknownError, StoreUnavailableError
 from phronomy_ray.store.port import Store
 
 P = ParamSpec("P")
@@ -46,6 +46,8 @@ class StoreClient:
         try:
             async for attempt in self._retrying():
                 with attempt:
+                    if self._closed:
+                        raise AgentUnloadedError("the agent was unloaded from this process")
                     return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
         finally:
             self._running -= 1

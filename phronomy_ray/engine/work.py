@@ -16,7 +16,7 @@ from typing import Any, cast
 from phronomy_ray.canonical_json import clean_text
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.engine.model_runner import run_model_call
-from phronomy_ray.errors import ConfigurationError, ErrorRecord
+from phronomy_ray.errors import ConfigurationError, ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ToolCallStatus
@@ -26,6 +26,7 @@ from phronomy_ray.kernel.state import (
     DispatchTools,
     Execution,
     Input,
+    ModelFailed,
     ModelStopped,
     PreparationDone,
     PreparationFailed,
@@ -69,6 +70,8 @@ class EngineWork:
         self._tools = tools
         self._hooks = hooks
         self._model_task: asyncio.Task[Any] | None = None
+        #: The model call that this engine has ended.
+        self._ended_call: asyncio.Task[Any] | None = None
         #: Outcomes that no commit holds yet, those that are being committed included.
         self._outcomes: list[ToolOutcome] = []
         self._flush: asyncio.TimerHandle | None = None
@@ -94,14 +97,17 @@ class EngineWork:
     def abandon(self) -> None:
         """The engine has stopped: end the model call, whose answer nobody can commit."""
         self.stopping = None
-        if self._model_task is not None:
-            self._model_task.cancel()
+        self._end_model_call()
 
     async def stop(self) -> None:
         """End the model call and every body; bodies that do not end within the quiescence time are given up."""
-        if self._model_task is not None:
-            self._model_task.cancel()
+        self._end_model_call()
         await self._tools.stop(self._definition.quiescence_timeout_s)
+
+    def _end_model_call(self) -> None:
+        if self._model_task is not None:
+            self._ended_call = self._model_task
+            self._model_task.cancel()
 
     async def perform(self, effect: Prepare | CallModel | DispatchTools | StopWork) -> None:
         """Begin an effect; returns once it is under way."""
@@ -165,7 +171,11 @@ class EngineWork:
             self._model_task = None
         self.model_s += monotonic() - begun
         if isinstance(event, ModelStopped) and self.stopping != request.execution_id:
-            return  # this engine has stopped or its loop is closing: nobody cancelled the execution
+            own = asyncio.current_task()
+            if self._ended_call is task or (own is not None and own.cancelling()):
+                return  # this engine has stopped or its loop is closing: nobody cancelled the execution
+            error = ModelError("the model port cancelled its own call", code="model_protocol")
+            event = ModelFailed(request.call_id, ErrorRecord.from_exception(error))
         await self._hooks.faults.reach("after_model")
         await self._hooks.feed(event)
 
