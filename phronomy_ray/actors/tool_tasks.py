@@ -47,7 +47,7 @@ class RayToolExecutor:
     def __init__(self, source: DefinitionSource, namespace: str) -> None:
         self._source = source
         self._namespace = namespace
-        self._cooperative = CooperativeRuns()
+        self._cooperative = CooperativeRuns(node_id())
         self._chunks: dict[asyncio.Task[None], Any] = {}
         self._nodes = (0.0, 1)
 

@@ -73,8 +73,9 @@ class AgentEngine(SingleWriter):
                 raise
             if row.agent_id != self.agent_id or row.input_hash != digest:
                 raise StateConflictError(
-                    f"execution {execution_id} exists with another "
-                    f"{'agent' if row.agent_id != self.agent_id else 'input or durable context'}",
+                    f"execution {execution_id} exists with another input or durable context"
+                    if row.agent_id == self.agent_id
+                    else f"execution {execution_id} exists: it is one of agent {row.agent_id!r}",
                     details={"execution_id": execution_id, "agent_id": row.agent_id},
                 ) from None
         return await self.view(execution_id)

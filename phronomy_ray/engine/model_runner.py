@@ -9,6 +9,7 @@ from dataclasses import replace
 from phronomy_ray.errors import CancellationError, ErrorRecord, ModelError, PhronomyError
 from phronomy_ray.events import EventType
 from phronomy_ray.kernel.state import CallModel, ModelAnswered, ModelFailed, ModelStopped
+from phronomy_ray.messages import Role
 from phronomy_ray.models.assembly import with_unique_ids
 from phronomy_ray.models.port import ModelAnswer, ModelPort, StreamReset, TextDelta
 from phronomy_ray.redaction import SECRET_SETTINGS, redact_json, secret_values
@@ -55,6 +56,12 @@ async def run_model_call(
 
 def _checked(answer: ModelAnswer, call_id: str, secrets: frozenset[str]) -> ModelAnswer:
     message = answer.message
+    content: object = message.content
+    if message.role is not Role.ASSISTANT or not (content is None or isinstance(content, str)):
+        raise ModelError(
+            f"the model port answered with a {message.role.value} message whose content is a {type(content).__name__}",
+            code="model_protocol",
+        )
     calls = with_unique_ids(message.tool_calls, seed=call_id)
     if calls != message.tool_calls:
         message = replace(message, tool_calls=calls)

@@ -54,7 +54,10 @@ def cancelled(draft: Draft, name: str) -> Step:
     draft.record(RecordKind.EXECUTION_CANCELLED, Channel.AUDIT, {"reason": reason})
     draft.event(EventType.CANCELLED, {"reason": reason})
     error = ErrorRecord.from_exception(
-        CancellationError(f"execution {row.execution_id} was cancelled: {reason}", details={"reason": reason})
+        CancellationError(
+            f"execution {row.execution_id} was cancelled" + ("" if reason == "cancelled" else f": {reason}"),
+            details={"reason": reason},
+        )
     )
     return _end(
         draft,

@@ -179,7 +179,7 @@ class AgentHandle:
 
     resolve = blocking(resolve_async)
 
-    async def cancel_async(self, execution_id: str, *, reason: str = "cancelled") -> RunResult:
+    async def cancel_async(self, execution_id: str, reason: str = "cancelled") -> RunResult:
         """Cancel an execution; the intent is durable when this returns. A terminal one stays as it is."""
         return RunResult.from_wire(await self.call("cancel", execution_id, reason))
 

@@ -127,9 +127,9 @@ class ExecutionHandle:
 
     status = blocking(status_async)
 
-    async def cancel_async(self, *, reason: str = "cancelled") -> RunResult:
+    async def cancel_async(self, reason: str = "cancelled") -> RunResult:
         """Cancel it; see `AgentHandle.cancel_async`."""
-        return await self.agent.cancel_async(self.execution_id, reason=reason)
+        return await self.agent.cancel_async(self.execution_id, reason)
 
     cancel = blocking(cancel_async)
 

@@ -50,7 +50,8 @@ class ToolExecutor(Protocol):
 class CooperativeRuns:
     """Async bodies on the present loop: the part that every executor shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str = NODE) -> None:
+        self._node = node
         self._tasks: dict[asyncio.Task[None], tuple[ToolInvocation, Sink]] = {}
         self._stop = asyncio.Event()
 
@@ -75,13 +76,14 @@ class CooperativeRuns:
         _, late = await asyncio.wait(tasks, timeout=grace_s)
         for task in late:
             invocation, sink = self._tasks.pop(task)
-            sink(unknown(invocation, "the body went on after its cancellation", node=NODE))
+            sink(unknown(invocation, "the body went on after its cancellation", node=self._node))
 
     async def _run(
         self, invocation: ToolInvocation, bound: BoundTool, stop: asyncio.Event, sink: Sink
     ) -> None:
-        sink(ToolStarted(invocation.tool_call_id, invocation.attempt, NODE, os.getpid(), timestamp()))
-        outcome = await run_async(bound, invocation, is_cancelled=stop.is_set)
+        key = invocation.tool_call_id
+        sink(ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp()))
+        outcome = await run_async(bound, invocation, is_cancelled=stop.is_set, node=self._node)
         task = asyncio.current_task()
         if task is not None and self._tasks.pop(task, None) is not None:
             sink(outcome)

@@ -76,7 +76,7 @@ async def test_the_same_id_with_another_input_is_a_conflict(lab: Any, after_its_
 async def test_an_id_of_another_agent_is_a_conflict(lab: Any) -> None:
     definition = lab.define([final("x")])
     await lab.run(lab.engine(definition, "a1"))
-    with pytest.raises(StateConflictError, match="another agent"):
+    with pytest.raises(StateConflictError, match="one of agent"):
         await lab.engine(definition, "a2").start("ex1", "hello")
 
 
