@@ -151,7 +151,7 @@ class GatewayModel:
             return found if isinstance(found, ModelInfo) else ModelInfo()
         raise TransportError(
             f"none of the {self._gateways} model gateways answers; see `phronomy doctor`",
-            code="gateways_unavailable",
+            code="gateway_unavailable",
         )
 
     def home(self, agent_id: str) -> int:

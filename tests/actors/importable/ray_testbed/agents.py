@@ -17,7 +17,7 @@ import urllib.error
 from typing import Any
 
 from phronomy_ray import Agent, ToolContext, tool
-from phronomy_ray.errors import AuthenticationError
+from phronomy_ray.errors import AuthenticationError, StoreUnavailableError
 from phronomy_ray.models.script import ScriptRequest, Step, call, calls, final
 from phronomy_ray.models.scripted import ScriptedModel
 from ray_testbed import effects
@@ -167,13 +167,17 @@ def after_siblings(store: str, siblings: int, context: ToolContext) -> str:
     """End only when so many other calls of this execution have a committed outcome, if only an unknown one."""
     from phronomy_ray.store.sql_store import open_store
 
-    known = ("succeeded", "unknown")
     opened = open_store(store)
+
+    def outcomes() -> int:
+        try:
+            rows = opened.tool_calls(context.execution_id)
+        except StoreUnavailableError:  # a reader may meet a file that its writer's death has locked
+            return 0
+        return sum(row.status in ("succeeded", "unknown") for row in rows)
+
     try:
-        effects.until(
-            lambda: sum(row.status in known for row in opened.tool_calls(context.execution_id)) >= siblings,
-            f"{siblings} committed outcomes of {context.execution_id}",
-        )
+        effects.until(lambda: outcomes() >= siblings, f"{siblings} outcomes of {context.execution_id}")
     finally:
         opened.close()
     return "after them"
