@@ -33,6 +33,8 @@ from phronomy_ray.testing import processes
 #: Environment variables that the cluster's processes are known by.
 MARK_ENV = "PHRONOMY_LOCAL_CLUSTER"
 NODE_MARK_ENV = "PHRONOMY_LOCAL_NODE"
+#: Ray's switch for token authentication.
+AUTH_MODE_ENV = "RAY_AUTH_MODE"
 #: Longest folder name: Ray puts UNIX sockets below it, whose whole path has at most 107 characters.
 MAX_FOLDER_CHARS = 38
 #: How long killed processes may take to vanish, in seconds.
@@ -124,6 +126,7 @@ class LocalCluster:
             **(system_config or {}),
         }
         self._env = dict(env or {})
+        self._auth_mode = "disabled"
         self._cluster: Any = None
         self._folder: Path | None = None
         self._nodes: list[LocalNode] = []
@@ -144,6 +147,9 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         self._folder = _short_folder()
+        # `ray.init(address="local")` in this process would switch it on for nodes that are added afterwards, and those
+        # would refuse every call of the others
+        self._auth_mode = os.environ.get(AUTH_MODE_ENV, "disabled")
         try:
             self._cluster = Cluster(shutdown_at_exit=True)
             self.add_node("head", self._head_resources)
@@ -177,6 +183,7 @@ class LocalCluster:
             MARK_ENV: str(self._folder),
             NODE_MARK_ENV: mark,
             "RAY_USAGE_STATS_ENABLED": "0",
+            AUTH_MODE_ENV: self._auth_mode,
             **self._env,
         }
         with _environment(marks), _no_cluster_file():
