@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from phronomy_ray.errors import EventLoopReentrancyError, RuntimeShutdownError
@@ -24,15 +25,20 @@ class Bridge:
         self._closed = False
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run `work` on the loop and wait for it; an interrupt of the waiting thread cancels it."""
+        """Run `work` on the loop and wait for it; an interrupt of the waiting thread cancels it.
+
+        Raises what `work` raises, and `RuntimeShutdownError` when the runtime is closed, also while it waits.
+        """
         if self._closed:
             work.close()
             raise RuntimeShutdownError("the runtime is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:
             future.cancel()
+            if isinstance(error, CancelledError) and self._closed:
+                raise RuntimeShutdownError("the runtime was closed while this call waited") from None
             raise
 
     async def _end(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +14,7 @@ import ray
 from ray_testbed import drives, effects
 from ray_testbed.agents import Puppet, PuppetTwo, Stranger, asked, turn
 from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
-from ray_testbed.fixtures import Bench, kill_actor
+from ray_testbed.fixtures import Bench, in_background, kill_actor
 from ray_testbed.session import Session
 
 from phronomy_ray import AgentHandle, Event, Message, Runtime
@@ -32,6 +31,7 @@ from phronomy_ray.errors import (
     InvalidInputError,
     NotFoundError,
     RemoteError,
+    RuntimeShutdownError,
     StateConflictError,
     ToolError,
     WaitTimeoutError,
@@ -393,22 +393,37 @@ def test_waits_end_with_the_execution_or_with_their_time(puppet: AgentHandle, ne
         handle.result(timeout=0.2)
     with pytest.raises(InvalidInputError):
         handle.wait("sometime")
-    done: list[Any] = []
-    waiter = threading.Thread(target=lambda: done.append(handle.result(PATIENCE_S)))
-    waiter.start()
+    waiter = in_background(lambda: handle.result(PATIENCE_S))
     [request] = handle.view().approvals
     handle.approve(request.approval_request_id, decided_by="ann", reason="fine")
     with pytest.raises(WaitTimeoutError) as caught:
         handle.wait(timeout=0.2)
     assert caught.value.details == {"execution_id": handle.execution_id}
-    assert not done
+    assert not waiter.done()
     effects.open_gate(gate)
-    waiter.join(PATIENCE_S)
-    assert [result.output for result in done] == ["done"]
+    assert waiter.result(PATIENCE_S).output == "done"
     assert handle.wait("suspended", PATIENCE_S) == handle.wait(timeout=PATIENCE_S)
-    assert puppet.execution(handle.execution_id).result(PATIENCE_S) == done[0]
+    assert puppet.execution(handle.execution_id).result(PATIENCE_S) == waiter.result()
     with pytest.raises(NotFoundError):
         puppet.execution(new_execution_id()).wait(timeout=PATIENCE_S)
+
+
+def test_a_runtime_that_is_closed_ends_the_waits_of_its_other_threads(
+    shared_bench: Bench, puppet: AgentHandle, new_id: Names
+) -> None:
+    closing = shared_bench.runtime()
+    gate = new_id("gate")
+    handle = puppet.start(turn([("hold", {"gate": gate})]))
+    mine = closing.execution(handle.execution_id)
+    waits = [in_background(lambda: mine.result(PATIENCE_S)), in_background(lambda: list(mine.events()))]
+    until_recorded(puppet.agent_id, "hold", gate=gate)
+    closing.close()
+    for wait in waits:
+        assert isinstance(wait.exception(PATIENCE_S), RuntimeShutdownError)
+    with pytest.raises(RuntimeShutdownError):
+        mine.result()
+    effects.open_gate(gate)
+    assert handle.result(PATIENCE_S).output == "done", "closing a driver's side ends nothing of the agent's"
 
 
 def test_events_come_while_they_happen_and_again_afterwards(puppet: AgentHandle, new_id: Names) -> None:
@@ -493,15 +508,14 @@ def test_a_reader_and_a_waiter_outlive_the_owner(runtime: Runtime, new_id: Names
     gate = new_id("gate")
     agent = runtime.create(Puppet, new_id("alice"))
     handle = agent.start(turn([("note", {"text": "before"}), ("hold", {"gate": gate})], answer="carried on"))
-    with ThreadPoolExecutor(2) as threads:
-        waiting = threads.submit(handle.result, PATIENCE_S)
-        reading = threads.submit(lambda: [event for event in handle.events() if event.durable])
-        until_recorded(agent.agent_id, "hold", attempt=1)
-        old = kill_process(agent)
-        until_recorded(agent.agent_id, "hold", attempt=2)
-        effects.open_gate(gate)
-        assert waiting.result(PATIENCE_S).output == "carried on"
-        events = reading.result(PATIENCE_S)
+    waiting = in_background(lambda: handle.result(PATIENCE_S))
+    reading = in_background(lambda: [event for event in handle.events() if event.durable])
+    until_recorded(agent.agent_id, "hold", attempt=1)
+    old = kill_process(agent)
+    until_recorded(agent.agent_id, "hold", attempt=2)
+    effects.open_gate(gate)
+    assert waiting.result(PATIENCE_S).output == "carried on"
+    events = reading.result(PATIENCE_S)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     [recovery] = [event for event in events if event.type == "recovered"]
     assert recovery.payload["pid"] == agent.status()["pid"] != old

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import ray
 from ray_testbed import effects
 from ray_testbed.agents import Puppet, turn
 from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
-from ray_testbed.fixtures import Bench
+from ray_testbed.fixtures import Bench, in_background
 from ray_testbed.session import SPOT, Session
 
 from phronomy_ray import AgentHandle, Dedicated, Runtime
@@ -52,15 +51,14 @@ def test_a_batch_goes_on_after_its_node_is_lost_without_anybody_loading(
         "the quick results to be committed",
     )
     shared.add_worker()  # the only other node that may take the agent
-    with ThreadPoolExecutor(2) as threads:
-        waiting = threads.submit(handle.result, PATIENCE_S)
-        reading = threads.submit(lambda: [event for event in handle.events() if event.durable])
-        killed = shared.cluster.kill_node(home.node_id)
-        assert before["pid"] in killed.pids
-        until_recorded(agent.agent_id, "linger", 2)
-        effects.open_gate(gate)
-        result = waiting.result(PATIENCE_S)
-        events = reading.result(PATIENCE_S)
+    waiting = in_background(lambda: handle.result(PATIENCE_S))
+    reading = in_background(lambda: [event for event in handle.events() if event.durable])
+    killed = shared.cluster.kill_node(home.node_id)
+    assert before["pid"] in killed.pids
+    until_recorded(agent.agent_id, "linger", 2)
+    effects.open_gate(gate)
+    result = waiting.result(PATIENCE_S)
+    events = reading.result(PATIENCE_S)
     assert result.output == "done"
     [recovery] = [event for event in events if event.type == "recovered"]
     assert recovery.payload["node"] != before["node"]
@@ -143,7 +141,11 @@ def second_owner(bench: Bench, agent: AgentHandle) -> Any:
     actor = (
         ray.remote(AgentActor)
         .options(
-            name=f"second-{agent_name(agent.agent_id)}", namespace="phronomy", num_cpus=0, max_concurrency=100
+            name=f"second-{agent_name(agent.agent_id)}",
+            namespace="phronomy",
+            lifetime="detached",
+            num_cpus=0,
+            max_concurrency=100,
         )
         .remote(agent.agent_id, wiring)
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import pytest
 import ray
@@ -15,6 +17,8 @@ from phronomy_ray.faults import FAULTS_ENV
 from phronomy_ray.store.sql_store import open_store
 from ray_testbed import checks, drives, session
 from ray_testbed.agents import Puppet
+
+T = TypeVar("T")
 
 
 def disconnect_after(item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -54,6 +58,20 @@ class Bench:
             self.session.forget(drives.forget, self.store)
             if self.store.startswith("postgresql"):
                 self.session.postgres.drop_database(self.store)
+
+
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """Run `function` on a thread that nobody has to wait for when a test fails."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # the test asks for it
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 def kill_actor(agent_id: str) -> None:
@@ -137,6 +155,7 @@ __all__ = [
     "engine",
     "faults",
     "fresh_id",
+    "in_background",
     "kill_actor",
     "new_id",
     "puppet",
