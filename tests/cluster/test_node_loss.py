@@ -71,8 +71,6 @@ def test_a_batch_goes_on_after_its_node_is_lost_without_anybody_loading(
     assert len(recorded(agent.agent_id, "note")) == 1
 
 
-# After the node-loss test of this file its second actor was once lost by Ray before it ever ran; alone it passes.
-@pytest.mark.full
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 def test_R07_an_owner_that_was_stopped_and_comes_back_cannot_commit_and_ends(
     bench: Bench, runtime: Runtime, new_id: Names
@@ -107,8 +105,6 @@ def test_R07_an_owner_that_was_stopped_and_comes_back_cannot_commit_and_ends(
     assert agent.invoke("who owns you?", timeout=PATIENCE_S).output == "you said: who owns you?"
 
 
-# After the node-loss test of this file its second actor was once lost by Ray before it ever ran; alone it passes.
-@pytest.mark.full
 @pytest.mark.parametrize("engine", ["postgres"])
 def test_R07_callers_of_a_stale_owner_are_told_and_served_by_its_successor(
     bench: Bench, runtime: Runtime, faults: Any, new_id: Names
@@ -147,7 +143,7 @@ def second_owner(bench: Bench, agent: AgentHandle) -> Any:
         .options(
             name=f"second-{agent_name(agent.agent_id)}",
             namespace="phronomy",
-            lifetime="detached",
+            lifetime="detached",  # else Ray drops it, in a process that was a driver of this cluster before
             num_cpus=0,
             max_concurrency=100,
         )
