@@ -37,6 +37,7 @@ class EventType(StrEnum):
     TOKEN = "token"
     STREAM_RESET = "stream_reset"
     TOOL_STARTED = "tool_started"
+    TOOL_LATE = "tool_late"
     LOST = "lost"
     ERROR = "error"
 

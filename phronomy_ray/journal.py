@@ -22,6 +22,8 @@ class RecordKind(StrEnum):
     ASSISTANT_MESSAGE = "assistant_message"
     TOOL_RESULT = "tool_result"
     TOOL_MESSAGE = "tool_message"
+    #: A body ended, or was given up, after its call had its outcome.
+    TOOL_LATE = "tool_late"
     APPROVAL_REQUIRED = "approval_required"
     APPROVAL_DECIDED = "approval_decided"
     FINAL_OUTPUT = "final_output"

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.journal import ToolCallStatus
+
+#: One dispatch of one call: its id and the number of the attempt.
+CallKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,13 @@ class ToolInvocation:
     durable_context: dict[str, Any] | None = None
     #: Run it apart from others: its last attempt ended with the death of the worker that it shared.
     alone: bool = False
+    #: Ownership epoch of the agent; a dispatch of an owner that has been replaced must not start any more.
+    epoch: int = 0
+
+    @property
+    def key(self) -> CallKey:
+        """What its outcome must carry."""
+        return self.tool_call_id, self.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +93,31 @@ class ToolOutcome:
     pid: int = 0
     started_at: str = ""
     ended_at: str = ""
+
+    @property
+    def key(self) -> CallKey:
+        """The dispatch that it is about."""
+        return self.tool_call_id, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLate:
+    """A body ended after its outcome had been decided (timed out, cancelled, given up): recorded, without effect."""
+
+    tool_call_id: str
+    attempt: int
+    execution_id: str
+    #: What the outcome would have been, or ``abandoned``: the execution did not wait for its end any longer.
+    status: str
+    #: When the body really ended (ISO 8601 UTC).
+    ended_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What an executor knows of calls that an earlier owner dispatched; a call in neither set is lost."""
+
+    #: They still run, or their outcome was kept: each gives one outcome.
+    attached: frozenset[CallKey] = frozenset()
+    #: Certainly never begun, and fenced off: they can be dispatched whatever their replay rule.
+    not_started: frozenset[CallKey] = frozenset()

@@ -28,7 +28,7 @@ from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode
 from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome, ToolStarted
+from phronomy_ray.tool_calls import Attachment, CallKey, ToolInvocation, ToolOutcome, ToolStarted
 from phronomy_ray.tools.envelope import missing_tool, redacted, run_sync, timed_out, timestamp, unknown
 from phronomy_ray.tools.executor import CooperativeRuns, Sink
 
@@ -73,6 +73,23 @@ class RayToolExecutor:
             task = asyncio.get_running_loop().create_task(_consume(generator, chunk, sink))
             self._chunks[task] = generator
             task.add_done_callback(lambda done: self._chunks.pop(done, None))
+
+    async def attach(
+        self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
+    ) -> Attachment:
+        """See `tools.executor.ToolExecutor`; a task dies with its owner."""
+        return Attachment()
+
+    def acknowledge(self, keys: Sequence[CallKey]) -> None:
+        """See `tools.executor.ToolExecutor`; nothing is kept."""
+
+    def stragglers(self, execution_id: str) -> bool:
+        """See `tools.executor.ToolExecutor`; unknown here."""
+        return False
+
+    async def quiesce(self, execution_id: str, timeout_s: float) -> frozenset[CallKey]:
+        """See `tools.executor.ToolExecutor`."""
+        return frozenset()
 
     async def stop(self, grace_s: float) -> None:
         """See `tools.executor.ToolExecutor`; chunks that have not ended after the grace time are killed."""

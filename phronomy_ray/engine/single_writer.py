@@ -47,7 +47,9 @@ from phronomy_ray.kernel.state import (
     Publish,
     Recover,
     Settled,
+    Step,
     ToolOutcomes,
+    ToolsLate,
 )
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
@@ -201,12 +203,13 @@ class SingleWriter:
         before = self.state
         if kept and before.execution is not None:
             await self._step(ToolOutcomes(kept))
+            self._parts.tools.acknowledge([outcome.key for outcome in kept])
         self._work.forget(kept)
         execution = self.state.execution
         if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
             if execution.row.status is not ExecutionStatus.SUSPENDED:
                 await self._know_input_budget()
-            await self._step(Recover())
+            await self._step(Recover(await self._work.attach(execution, self.state.root.epoch)))
 
     async def _read_journal(self) -> list[JournalRecord]:
         records: list[JournalRecord] = []
@@ -247,17 +250,38 @@ class SingleWriter:
         await asyncio.shield(self._spawn(self._apply_locked(event)))
 
     async def _apply_locked(self, event: Input) -> None:
-        async with self._lock:
-            if self._halted is not None:
-                raise self._halted
-            if self._sealed:
-                raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
-            await self._step(event)
+        """Decide and commit. The end of an execution waits for bodies that still run although their calls timed out,
+        within the quiescence time; what is decided then is decided anew.
+        """
+        quiet = False
+        while True:
+            async with self._lock:
+                if self._halted is not None:
+                    raise self._halted
+                if self._sealed:
+                    raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
+                before = self.state
+                decided = self._decide(event)
+                ended = next((item.row for item in decided.effects if isinstance(item, Settled)), None)
+                if ended is None or quiet or not self._work.has_stragglers(ended.execution_id):
+                    await self._carry_out(before, decided)
+                    return
+                # a cancellation has waited already
+                waited = ended.status is ExecutionStatus.CANCELLED
+            limit_s = 0.0 if waited else self.definition.quiescence_timeout_s
+            abandoned = await self._work.quiesce(ended.execution_id, limit_s)
+            quiet = True
+            if abandoned:
+                await self._apply_locked(ToolsLate(abandoned))
 
     async def _step(self, event: Input) -> None:
-        before = self.state
+        await self._carry_out(self.state, self._decide(event))
+
+    def _decide(self, event: Input) -> Step:
         env = Env(self.definition, self._parts.clock.now(), self._budget, self._parts.owner)
-        decided = step(before, event, env)
+        return step(self.state, event, env)
+
+    async def _carry_out(self, before: AgentState, decided: Step) -> None:
         if decided.commit is not None:
             try:
                 await self._faults.reach(f"before_commit:{decided.commit.step}")

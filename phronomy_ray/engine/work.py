@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, cast
@@ -34,11 +34,13 @@ from phronomy_ray.kernel.state import (
     Prepared,
     StopWork,
     ToolOutcomes,
+    ToolsLate,
 )
+from phronomy_ray.kernel.tools_step import live_invocations
 from phronomy_ray.models.port import ModelPort
-from phronomy_ray.tool_calls import ToolOutcome, ToolStarted
-from phronomy_ray.tools.envelope import not_performed, redacted
-from phronomy_ray.tools.executor import ToolExecutor
+from phronomy_ray.tool_calls import Attachment, ToolLate, ToolOutcome, ToolStarted
+from phronomy_ray.tools.envelope import not_performed, redacted, timestamp
+from phronomy_ray.tools.executor import ToolExecutor, ToolReport
 
 #: Tool outcomes that arrive within this time share a commit, in seconds.
 GROUP_COMMIT_S = 0.004
@@ -53,7 +55,7 @@ class WorkHooks:
     faults: FaultPoints
     publish: Callable[[Event], None]
     #: Hand an input to the single writer; whether it took it, which it does not when the engine has stopped.
-    feed: Callable[[Input], Awaitable[bool]]
+    feed: Callable[[Input], Coroutine[Any, Any, bool]]
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     #: The committed execution.
     execution: Callable[[], Execution | None]
@@ -98,6 +100,22 @@ class EngineWork:
         """The engine has stopped: end the model call, whose answer nobody can commit."""
         self.stopping = None
         self._end_model_call()
+
+    async def attach(self, execution: Execution, epoch: int) -> Attachment:
+        """Go on with what an earlier owner dispatched, as far as anybody still knows of it."""
+        waiting = live_invocations(execution, epoch)
+        if not waiting:
+            return Attachment()
+        return await self._tools.attach(waiting, self._definition.tools, self._on_tool)
+
+    def has_stragglers(self, execution_id: str) -> bool:
+        """Whether a body of the execution may still run although its call has its outcome."""
+        return self._tools.stragglers(execution_id)
+
+    async def quiesce(self, execution_id: str, timeout_s: float) -> tuple[ToolLate, ...]:
+        """Wait for those bodies; the ones that are given up."""
+        abandoned = await self._tools.quiesce(execution_id, timeout_s)
+        return tuple(ToolLate(*key, execution_id, "abandoned", timestamp()) for key in sorted(abandoned))
 
     async def stop(self) -> None:
         """End the model call and every body; bodies that do not end within the quiescence time are given up."""
@@ -188,8 +206,12 @@ class EngineWork:
         self._tools.dispatch(effect.invocations, self._definition.tools, self._on_tool)
         await self._hooks.faults.reach("after_dispatch")
 
-    def _on_tool(self, item: ToolOutcome | ToolStarted) -> None:
+    def _on_tool(self, item: ToolReport) -> None:
         execution = self._hooks.execution()
+        if isinstance(item, ToolLate):
+            self._hooks.publish(_late_event(execution, item))
+            self._hooks.spawn(self._hooks.feed(ToolsLate((item,))))
+            return
         if isinstance(item, ToolStarted):
             if execution is not None:
                 self._hooks.publish(_started_event(execution, item))
@@ -212,6 +234,7 @@ class EngineWork:
         outcomes = tuple(self._outcomes)
         if outcomes and await self._hooks.feed(ToolOutcomes(outcomes)):
             self.forget(outcomes)
+            self._tools.acknowledge([outcome.key for outcome in outcomes])
 
 
 def _call(function: Callable[[Any], Any], value: Any) -> Any:
@@ -239,3 +262,9 @@ def _started_event(execution: Execution, item: ToolStarted) -> Event:
     return Event(
         execution.row.execution_id, execution.event_seq, EventType.TOOL_STARTED, payload, durable=False
     )
+
+
+def _late_event(execution: Execution | None, item: ToolLate) -> Event:
+    seq = execution.event_seq if execution and execution.row.execution_id == item.execution_id else 0
+    payload = {"tool_call_id": item.tool_call_id, "attempt": item.attempt, "status": item.status}
+    return Event(item.execution_id, seq, EventType.TOOL_LATE, payload, durable=False)

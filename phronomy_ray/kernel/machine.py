@@ -38,6 +38,7 @@ from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.batch import prepare_batch
 from phronomy_ray.kernel.draft import Draft, new_draft
 from phronomy_ray.kernel.ending import cancelled, completed, failed, rejected
+from phronomy_ray.kernel.late import record_late
 from phronomy_ray.kernel.state import (
     AgentState,
     Cancel,
@@ -59,6 +60,7 @@ from phronomy_ray.kernel.state import (
     Step,
     StopWork,
     ToolOutcomes,
+    ToolsLate,
     pending_approvals,
     without_change,
 )
@@ -91,6 +93,8 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
             return _model_stopped(state, event, env)
         case ToolOutcomes():
             return _tool_outcomes(state, event, env)
+        case ToolsLate():
+            return record_late(state, event, env)
         case Decide():
             return _decide(state, event, env)
         case Resolve():
@@ -98,7 +102,7 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
         case Cancel():
             return _cancel(state, event, env)
         case Recover():
-            return _recover(state, env)
+            return _recover(state, event, env)
     assert_never(event)
 
 
@@ -417,7 +421,7 @@ def _cancel(state: AgentState, event: Cancel, env: Env) -> Step:
 # --- recovery --------------------------------------------------------------------------------------------------
 
 
-def _recover(state: AgentState, env: Env) -> Step:
+def _recover(state: AgentState, event: Recover, env: Env) -> Step:
     execution = state.execution
     if execution is None or execution.row.status is ExecutionStatus.SUSPENDED:
         return without_change(state)
@@ -425,7 +429,10 @@ def _recover(state: AgentState, env: Env) -> Step:
     draft = Draft(state, env, execution)
     draft.event(EventType.RECOVERED, {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})
     if row.cancel_requested_at is not None:
-        tools_step.lose_running(draft)
+        if tools_step.lose_running(draft, event.attachment):
+            draft.move(row.status, row.phase)
+            draft.effects.append(StopWork(row.execution_id))
+            return draft.finish("recover")
         return cancelled(draft, "cancel")
     match row.phase:
         case Phase.PREPARING:
@@ -438,7 +445,7 @@ def _recover(state: AgentState, env: Env) -> Step:
             return draft.finish("recover")
         case Phase.DISPATCHING_TOOLS | Phase.RECOVERY_TOOLS:
             draft.move(row.status, row.phase)
-            tools_step.redispatch_lost(draft)
+            tools_step.redispatch_lost(draft, event.attachment)
             return after_batch(draft, "recover")
         case Phase.APPROVAL | Phase.ENDED:
             raise IllegalTransitionError(

@@ -22,7 +22,7 @@ from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.messages import Usage
 from phronomy_ray.models.port import ModelAnswer, ModelRequest
-from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
+from phronomy_ray.tool_calls import Attachment, ToolInvocation, ToolLate, ToolOutcome
 
 STATE_FORMAT = 1
 
@@ -249,8 +249,18 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolsLate:
+    """Bodies have ended, or were given up, after their calls had their outcomes."""
+
+    reports: tuple[ToolLate, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Recover:
     """A new owner has taken the agent."""
+
+    #: What the executor knows of the calls that the former owner dispatched.
+    attachment: Attachment = field(default_factory=Attachment)
 
 
 Input: TypeAlias = (
@@ -261,6 +271,7 @@ Input: TypeAlias = (
     | ModelFailed
     | ModelStopped
     | ToolOutcomes
+    | ToolsLate
     | Decide
     | Resolve
     | Cancel

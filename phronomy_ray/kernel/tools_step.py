@@ -28,12 +28,12 @@ from phronomy_ray.journal import (
     ToolCallStatus,
 )
 from phronomy_ray.kernel.draft import Draft
-from phronomy_ray.kernel.state import Decide, DispatchTools, Resolve
+from phronomy_ray.kernel.state import Decide, DispatchTools, Execution, Resolve
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message
 from phronomy_ray.redaction import REDACTED, redact_fields, redact_text, secret_values
-from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
+from phronomy_ray.tool_calls import Attachment, ToolInvocation, ToolOutcome
 
 PREVIEW_CHARS = 300
 RESOLUTIONS = ("succeeded", "failed", "not_performed")
@@ -152,25 +152,36 @@ def _dispatch(draft: Draft, ids: set[str], *, alone: bool = False) -> None:
     draft.set_batch(
         call.dispatch() if call.row.tool_call_id in ids else call for call in draft.execution.batch
     )
-    context = draft.execution.row.durable_context
+    execution, epoch = draft.execution, draft.state.root.epoch
     draft.effects.append(
         DispatchTools(
             tuple(
-                ToolInvocation(
-                    tool_call_id=call.row.tool_call_id,
-                    tool_name=call.row.tool_name,
-                    arguments=call.row.arguments,
-                    agent_id=call.row.agent_id,
-                    execution_id=call.row.execution_id,
-                    attempt=call.row.attempt,
-                    durable_context=context,
-                    alone=alone,
-                )
-                for call in draft.execution.batch
+                _invocation(execution, call, epoch, alone=alone)
+                for call in execution.batch
                 if call.row.tool_call_id in ids
             )
         )
     )
+
+
+def _invocation(execution: Execution, call: ToolCall, epoch: int, *, alone: bool = False) -> ToolInvocation:
+    row = call.row
+    return ToolInvocation(
+        tool_call_id=row.tool_call_id,
+        tool_name=row.tool_name,
+        arguments=row.arguments,
+        agent_id=row.agent_id,
+        execution_id=row.execution_id,
+        attempt=row.attempt,
+        durable_context=execution.row.durable_context,
+        alone=alone,
+        epoch=epoch,
+    )
+
+
+def live_invocations(execution: Execution, epoch: int) -> tuple[ToolInvocation, ...]:
+    """The dispatches whose outcome is waited for, as the present owner would ask after them."""
+    return tuple(_invocation(execution, call, epoch) for call in execution.batch if call.is_live)
 
 
 def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
@@ -229,8 +240,8 @@ def _is_fatal(draft: Draft, row: ToolCallRow, outcome: ToolOutcome) -> bool:
 # --- unknown outcomes ------------------------------------------------------------------------------------------
 
 
-def redispatch_lost(draft: Draft) -> None:
-    """After a crash: run again what may run again; ask about the rest.
+def redispatch_lost(draft: Draft, known: Attachment) -> None:
+    """After a crash: wait for what still runs, run again what may run again, ask about the rest.
 
     A call that was running in each of `MAX_OWNER_LOSSES` crashes is taken for their cause and fails.
     """
@@ -239,7 +250,12 @@ def redispatch_lost(draft: Draft) -> None:
     batch = []
     for call in draft.execution.batch:
         row = call.row
-        if call.is_live and row.replay == "never":
+        if call.is_live and (row.tool_call_id, row.attempt) in known.attached:
+            call = call.running()
+        elif call.is_live and (row.tool_call_id, row.attempt) in known.not_started:
+            call = call.running()
+            again.add(row.tool_call_id)
+        elif call.is_live and row.replay == "never":
             call = call.running().lost().move(ToolPhase.UNRESOLVED, status=ToolCallStatus.UNKNOWN)
         elif call.is_live and row.attempt >= MAX_OWNER_LOSSES:
             outcome = _worker_died(
@@ -260,9 +276,18 @@ def redispatch_lost(draft: Draft) -> None:
         _dispatch(draft, again)
 
 
-def lose_running(draft: Draft) -> None:
-    """After a crash of a cancelled execution: what was running has an unknown outcome."""
-    draft.set_batch(call.running().lost() if call.is_live else call for call in draft.execution.batch)
+def lose_running(draft: Draft, known: Attachment) -> bool:
+    """After a crash of a cancelled execution: what was running has an unknown outcome; whether any still runs."""
+    batch = []
+    runs = False
+    for call in draft.execution.batch:
+        if call.is_live:
+            attached = (call.row.tool_call_id, call.row.attempt) in known.attached
+            runs = runs or attached
+            call = call.running() if attached else call.running().lost()
+        batch.append(call)
+    draft.set_batch(batch)
+    return runs
 
 
 def ask_for_resolution(draft: Draft) -> None:

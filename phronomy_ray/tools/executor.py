@@ -11,7 +11,14 @@ from typing import Any, Protocol, TypeAlias
 
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode
-from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome, ToolStarted
+from phronomy_ray.tool_calls import (
+    Attachment,
+    CallKey,
+    ToolInvocation,
+    ToolLate,
+    ToolOutcome,
+    ToolStarted,
+)
 from phronomy_ray.tools.envelope import (
     NODE,
     missing_tool,
@@ -23,7 +30,8 @@ from phronomy_ray.tools.envelope import (
     unknown,
 )
 
-Sink: TypeAlias = Callable[[ToolOutcome | ToolStarted], None]
+ToolReport: TypeAlias = ToolOutcome | ToolStarted | ToolLate
+Sink: TypeAlias = Callable[[ToolReport], None]
 
 
 class ToolExecutor(Protocol):
@@ -32,7 +40,33 @@ class ToolExecutor(Protocol):
     def dispatch(
         self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
     ) -> None:
-        """Run all side by side and give `sink` exactly one outcome for each; returns at once."""
+        """Run all side by side and give `sink` exactly one outcome for each; returns at once.
+
+        `sink` may get a `ToolLate` after the outcome of a call whose body went on.
+        """
+        ...
+
+    async def attach(
+        self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
+    ) -> Attachment:
+        """Go on with calls that an earlier owner dispatched; a dispatch of that owner can start no more.
+
+        Each attached call gives `sink` exactly one outcome, which may come before this returns.
+        """
+        ...
+
+    def acknowledge(self, keys: Sequence[CallKey]) -> None:
+        """These outcomes are committed: nothing has to be kept for them any more."""
+        ...
+
+    def stragglers(self, execution_id: str) -> bool:
+        """Whether a body of this execution may still run although its call has its outcome."""
+        ...
+
+    async def quiesce(self, execution_id: str, timeout_s: float) -> frozenset[CallKey]:
+        """Wait until no body of this execution runs any more; those that still do after `timeout_s` are returned and
+        forgotten.
+        """
         ...
 
     async def stop(self, grace_s: float) -> None:
@@ -102,6 +136,7 @@ class LocalToolExecutor:
         self._cooperative = CooperativeRuns()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-tool")
         self._blocking: set[asyncio.Task[None]] = set()
+        self._stragglers = Stragglers()
         self._turn = _Turn()
 
     def dispatch(
@@ -117,10 +152,27 @@ class LocalToolExecutor:
             elif bound.spec.execution_mode is ExecutionMode.COOPERATIVE:
                 self._cooperative.start(invocation, bound, sink)
             else:
-                call = _BlockingCall(bound, invocation, self._turn, sink)
+                call = _BlockingCall(bound, invocation, self._turn, sink, self._stragglers)
                 task = asyncio.get_running_loop().create_task(call.run(self._threads))
                 self._blocking.add(task)
                 task.add_done_callback(self._blocking.discard)
+
+    async def attach(
+        self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
+    ) -> Attachment:
+        """See `ToolExecutor`; nothing outlives the process that ran it."""
+        return Attachment()
+
+    def acknowledge(self, keys: Sequence[CallKey]) -> None:
+        """See `ToolExecutor`; nothing is kept."""
+
+    def stragglers(self, execution_id: str) -> bool:
+        """See `ToolExecutor`."""
+        return self._stragglers.any_of(execution_id)
+
+    async def quiesce(self, execution_id: str, timeout_s: float) -> frozenset[CallKey]:
+        """See `ToolExecutor`."""
+        return await self._stragglers.wait(execution_id, timeout_s)
 
     async def stop(self, grace_s: float) -> None:
         """See `ToolExecutor`."""
@@ -132,6 +184,43 @@ class LocalToolExecutor:
     def close(self) -> None:
         """See `ToolExecutor`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Stragglers:
+    """Bodies that go on although their calls have their outcomes."""
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Future[ToolOutcome], ToolInvocation] = {}
+
+    def add(self, invocation: ToolInvocation, body: asyncio.Future[ToolOutcome], sink: Sink) -> None:
+        """Report the end of `body` as late."""
+        self._running[body] = invocation
+
+        def ended(done: asyncio.Future[ToolOutcome]) -> None:
+            self._running.pop(done, None)
+            if not done.cancelled() and done.exception() is None:
+                outcome = done.result()
+                late = ToolLate(
+                    *invocation.key,
+                    invocation.execution_id,
+                    outcome.status.value,
+                    outcome.ended_at or timestamp(),
+                )
+                sink(late)
+
+        body.add_done_callback(ended)
+
+    def any_of(self, execution_id: str) -> bool:
+        """Whether one of this execution runs."""
+        return any(item.execution_id == execution_id for item in self._running.values())
+
+    async def wait(self, execution_id: str, timeout_s: float) -> frozenset[CallKey]:
+        """See `ToolExecutor.quiesce`."""
+        bodies = [body for body, item in self._running.items() if item.execution_id == execution_id]
+        if bodies:
+            await asyncio.wait(bodies, timeout=timeout_s)
+        late = [body for body in bodies if not body.done()]
+        return frozenset(self._running.pop(body).key for body in late if body in self._running)
 
 
 class _Turn:
@@ -152,8 +241,16 @@ class _Turn:
 class _BlockingCall:
     """One blocking body: its clock runs during each attempt, not before its thread or between two; a queued one can be called off."""
 
-    def __init__(self, bound: BoundTool, invocation: ToolInvocation, turn: _Turn, sink: Sink) -> None:
+    def __init__(
+        self,
+        bound: BoundTool,
+        invocation: ToolInvocation,
+        turn: _Turn,
+        sink: Sink,
+        stragglers: Stragglers,
+    ) -> None:
         self._bound = bound
+        self._stragglers = stragglers
         self._invocation = invocation
         self._turn = turn
         self._sink = sink
@@ -182,6 +279,8 @@ class _BlockingCall:
             self._attempt_changed.clear()
         grace.cancel()
         self._sink(self._outcome(body, queued, grace in done))
+        if not body.done():
+            self._stragglers.add(self._invocation, body, self._sink)
 
     def _outcome(
         self, body: asyncio.Future[ToolOutcome], queued: Future[ToolOutcome], stopped: bool

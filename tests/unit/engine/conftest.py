@@ -176,6 +176,20 @@ class Lab:
             for r in self.journal(agent_id)
         ]
 
+    async def settle(self) -> None:
+        """Let bodies end that nobody waits for any more, and what their late ends are written down by."""
+        self.release.set()
+        for executor in self.executors:
+            for execution in self.store.list_executions():
+                await executor.quiesce(execution.execution_id, GUARD_S)
+        for _ in range(3):  # the report of a late end, the task that it starts, and the commit of that
+            await asyncio.sleep(0)
+            changes = [
+                task for engine in self.engines for task in engine._tasks if "_apply_locked" in repr(task)
+            ]
+            if changes:
+                await asyncio.wait(changes, timeout=GUARD_S)
+
     def close(self) -> None:
         """Let bodies end and close what is open."""
         self.release.set()
@@ -188,6 +202,7 @@ class Lab:
 async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     laboratory = Lab(tmp_path)
     yield laboratory
+    await laboratory.settle()
     laboratory.close()
 
 

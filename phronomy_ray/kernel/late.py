@@ -1,0 +1,58 @@
+"""Bodies that end after their call had its outcome: written down, without effect on anything.
+
+Such a fact changes no ledger row, no revision of an execution and nothing that a model sees. It may come while its
+execution goes on, after it has ended, or while another one runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phronomy_ray.commits import Commit
+from phronomy_ray.ids import commit_id
+from phronomy_ray.journal import Channel, JournalRecord, RecordKind
+from phronomy_ray.kernel.state import AgentState, Env, Step, ToolsLate
+
+
+def record_late(state: AgentState, event: ToolsLate, env: Env) -> Step:
+    """One audit record for each report."""
+    root = state.root
+    records = tuple(
+        JournalRecord(
+            position=root.journal_position + number,
+            kind=RecordKind.TOOL_LATE,
+            channel=Channel.AUDIT,
+            occurred_at=env.now,
+            execution_id=report.execution_id,
+            content={"attempt": report.attempt, "status": report.status, "ended_at": report.ended_at},
+            causation_id=report.tool_call_id,
+            generation=root.transcript_generation,
+        )
+        for number, report in enumerate(event.reports, start=1)
+    )
+    number = state.commits + 1
+    commit = Commit(
+        commit_id=commit_id(root.agent_id, root.epoch, number),
+        step="late",
+        agent_id=root.agent_id,
+        epoch=root.epoch,
+        expected_revision=root.agent_revision,
+        expected_position=root.journal_position,
+        now=env.now,
+        lifecycle=root.lifecycle,
+        context_revision=root.context_revision,
+        transcript_generation=root.transcript_generation,
+        journal=records,
+    )
+    after = replace(
+        state,
+        root=replace(
+            root,
+            agent_revision=root.agent_revision + 1,
+            journal_position=commit.position_after,
+            updated_at=env.now,
+        ),
+        commits=number,
+        conversation=state.conversation.apply(records),
+    )
+    return Step(after, commit)
