@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
@@ -191,6 +191,8 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Future[ToolOutcome], ToolInvocation] = {}
+        #: Those of `_running` that no execution waits for any more.
+        self._abandoned: set[asyncio.Future[ToolOutcome]] = set()
 
     def add(self, invocation: ToolInvocation, body: asyncio.Future[ToolOutcome], sink: Sink) -> None:
         """Report the end of `body` as late."""
@@ -198,6 +200,7 @@ class Stragglers:
 
         def ended(done: asyncio.Future[ToolOutcome]) -> None:
             self._running.pop(done, None)
+            self._abandoned.discard(done)
             if not done.cancelled() and done.exception() is None:
                 outcome = done.result()
                 late = ToolLate(
@@ -212,15 +215,28 @@ class Stragglers:
 
     def any_of(self, execution_id: str) -> bool:
         """Whether one of this execution runs."""
-        return any(item.execution_id == execution_id for item in self._running.values())
+        return any(self._waited_for(execution_id))
 
     async def wait(self, execution_id: str, timeout_s: float) -> frozenset[CallKey]:
         """See `ToolExecutor.quiesce`."""
-        bodies = [body for body, item in self._running.items() if item.execution_id == execution_id]
+        bodies = list(self._waited_for(execution_id))
         if bodies:
             await asyncio.wait(bodies, timeout=timeout_s)
-        late = [body for body in bodies if not body.done()]
-        return frozenset(self._running.pop(body).key for body in late if body in self._running)
+        late = [body for body in bodies if body in self._running and not body.done()]
+        self._abandoned.update(late)
+        return frozenset(self._running[body].key for body in late)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for every body, abandoned ones included."""
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=timeout_s)
+
+    def _waited_for(self, execution_id: str) -> Iterator[asyncio.Future[ToolOutcome]]:
+        return (
+            body
+            for body, item in self._running.items()
+            if item.execution_id == execution_id and body not in self._abandoned
+        )
 
 
 class _Turn:

@@ -180,8 +180,7 @@ class Lab:
         """Let bodies end that nobody waits for any more, and what their late ends are written down by."""
         self.release.set()
         for executor in self.executors:
-            for execution in self.store.list_executions():
-                await executor.quiesce(execution.execution_id, GUARD_S)
+            await executor._stragglers.drain(GUARD_S)
         for _ in range(3):  # the report of a late end, the task that it starts, and the commit of that
             await asyncio.sleep(0)
             changes = [
