@@ -10,6 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phronomy_ray.assembly.capabilities import CapabilityRegistry, Provider
+    from phronomy_ray.assembly.registry import ToolRegistry
+    from phronomy_ray.assembly.sources import AssemblySources
     from phronomy_ray.definition.agent import Agent
     from phronomy_ray.definition.tool import ExecutionMode, OnError, Replay, Tool, tool
     from phronomy_ray.errors import PhronomyError
@@ -29,6 +32,8 @@ _HOMES = {
     "Agent": "definition.agent",
     "AgentHandle": "runtime.agent_handle",
     "ApprovalRequest": "results",
+    "AssemblySources": "assembly.sources",
+    "CapabilityRegistry": "assembly.capabilities",
     "Dedicated": "runtime.placement",
     "Event": "events",
     "EventType": "events",
@@ -38,12 +43,14 @@ _HOMES = {
     "Message": "messages",
     "OnError": "definition.tool",
     "PhronomyError": "errors",
+    "Provider": "assembly.capabilities",
     "Replay": "definition.tool",
     "RunResult": "results",
     "Runtime": "runtime.runtime",
     "Tool": "definition.tool",
     "ToolCallRequest": "messages",
     "ToolContext": "tool_calls",
+    "ToolRegistry": "assembly.registry",
     "UnresolvedCall": "results",
     "Usage": "messages",
     "tool": "definition.tool",
@@ -53,6 +60,8 @@ __all__ = [
     "Agent",
     "AgentHandle",
     "ApprovalRequest",
+    "AssemblySources",
+    "CapabilityRegistry",
     "Dedicated",
     "Event",
     "EventType",
@@ -62,12 +71,14 @@ __all__ = [
     "Message",
     "OnError",
     "PhronomyError",
+    "Provider",
     "Replay",
     "RunResult",
     "Runtime",
     "Tool",
     "ToolCallRequest",
     "ToolContext",
+    "ToolRegistry",
     "UnresolvedCall",
     "Usage",
     "tool",

@@ -245,6 +245,30 @@ class ToolTimeoutError(ToolError, TimeoutError):
     default_code = "tool_timeout"
 
 
+class CapabilityError(PhronomyError):
+    """A capability of the agent could not be turned into a tool."""
+
+    default_code = "capability"
+
+
+class CapabilityUnavailable(CapabilityError):
+    """No provider of the capability is available to this agent."""
+
+    default_code = "capability_unavailable"
+
+
+class CapabilityAmbiguous(CapabilityError):
+    """Two providers of the capability have the same claim to it."""
+
+    default_code = "capability_ambiguous"
+
+
+class ToolNameCollisionError(ConfigurationError):
+    """Two tools of one turn would be shown under the same name."""
+
+    default_code = "tool_name_collision"
+
+
 class FilterBlockError(PhronomyError):
     """A filter blocked the value."""
 

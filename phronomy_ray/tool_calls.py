@@ -57,6 +57,8 @@ class ToolInvocation:
     alone: bool = False
     #: Ownership epoch of the agent; a dispatch of an owner that has been replaced must not start any more.
     epoch: int = 0
+    #: Key in the tool registry, by which a worker gets the same tool (`tools.resolve`); empty for the class's own one.
+    registry_key: str = ""
 
     @property
     def key(self) -> CallKey:

@@ -83,6 +83,7 @@ class AgentActor:
                     owner={"node": node_id(), "pid": os.getpid(), "host": socket.gethostname()},
                     on_ownership_lost=self._exit,
                     fault_directory=wiring.fault_directory,
+                    registry=wiring.definition.registry,
                 ),
             )
         return self._engine_made

@@ -31,6 +31,7 @@ from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import Attachment, CallKey, ToolInvocation, ToolOutcome, ToolStarted
 from phronomy_ray.tools.envelope import missing_tool, redacted, run_sync, timed_out, timestamp, unknown
 from phronomy_ray.tools.executor import CooperativeRuns, Sink
+from phronomy_ray.tools.resolve import resolve_tool
 
 #: Most chunks that the calls of one batch which travel alone are spread over.
 MAX_LONE_CHUNKS = 16
@@ -167,15 +168,18 @@ def _run_chunk(
     source: DefinitionSource, invocations: list[ToolInvocation], namespace: str
 ) -> Iterator[list[ToolOutcome | ToolStarted]]:
     node = node_id()
-    try:
-        tools = source.load().definition().tools
-        missing = next((item.tool_name for item in invocations if item.tool_name not in tools), None)
-        if missing is not None:
-            raise KeyError(f"the class has no tool {missing!r} any more")
-    except Exception as error:  # noqa: BLE001 - the import of a user's module may raise anything
-        yield [_unavailable(item, error, node) for item in invocations]
-        return
-    yield from _Chunk(tools, invocations, namespace, node).run()
+    tools: dict[str, BoundTool] = {}
+    unavailable: list[ToolOutcome | ToolStarted] = []
+    for item in invocations:
+        try:
+            tools[item.tool_call_id] = resolve_tool(source, item)
+        except Exception as error:  # noqa: BLE001 - the import of a user's module may raise anything
+            unavailable.append(_unavailable(item, error, node))
+    if unavailable:
+        yield unavailable
+    runnable = [item for item in invocations if item.tool_call_id in tools]
+    if runnable:
+        yield from _Chunk(tools, runnable, namespace, node).run()
 
 
 class _Chunk:
@@ -184,6 +188,7 @@ class _Chunk:
     def __init__(
         self, tools: Mapping[str, BoundTool], invocations: list[ToolInvocation], namespace: str, node: str
     ) -> None:
+        #: Each call's tool, by the call's id.
         self._tools = tools
         self._invocations = invocations
         self._namespace = namespace
@@ -208,7 +213,7 @@ class _Chunk:
                 asked = time.monotonic()
 
     def _work(self, invocation: ToolInvocation) -> None:
-        key, bound = invocation.tool_call_id, self._tools[invocation.tool_name]
+        key, bound = invocation.tool_call_id, self._tools[invocation.tool_call_id]
         started = ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp())
         self._ready.put(started)
 
@@ -245,9 +250,7 @@ class _Chunk:
         now = time.monotonic()
         late = [(key, began) for key, (end, began) in self._running() if end <= now]
         return [
-            timed_out(
-                self._tools[self._open[key].tool_name], self._open.pop(key), node=self._node, started=began
-            )
+            timed_out(self._tools[key], self._open.pop(key), node=self._node, started=began)
             for key, began in late
         ]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from phronomy_ray.definition.agent import Agent, import_agent
+from phronomy_ray.definition.source import DefinitionSource
+
+__all__ = ["NAMESPACE", "AgentWiring", "DefinitionSource", "NewAgentRequest", "StoreConfig"]
 
 NAMESPACE = "phronomy"
 
@@ -17,19 +19,6 @@ class StoreConfig:
     url: str
     #: Key for content encryption; hidden in ``repr``.
     content_key: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class DefinitionSource:
-    """How a process gets an agent class: by import, or by value where it cannot be imported."""
-
-    class_path: str
-    #: The class itself, only for one of the driver's own ``__main__``; Ray pickles it by value.
-    cls: type[Agent] | None = None
-
-    def load(self) -> type[Agent]:
-        """The class. Raises `DefinitionUnavailableError`."""
-        return self.cls if self.cls is not None else import_agent(self.class_path)
 
 
 @dataclass(frozen=True, slots=True)

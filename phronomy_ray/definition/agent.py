@@ -12,31 +12,25 @@ A mistake in the declaration is a `ConfigurationError` when the class is made. C
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, cast
 
-from phronomy_ray.canonical_json import content_hash, dumps, to_json_value
-from phronomy_ray.definition.tool import Tool, ToolSpec, is_number, is_whole, with_name
+from phronomy_ray.canonical_json import to_json_value
+from phronomy_ray.definition.importing import import_object
+from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole, with_name
+from phronomy_ray.definition.tool_set import BoundTool, ToolSet
 from phronomy_ray.errors import (
     ConfigurationError,
     DefinitionUnavailableError,
-    PhronomyError,
     SerializationError,
-    safe_message,
 )
 
+__all__ = ["Agent", "AgentDefinition", "BoundTool", "class_path_of", "import_agent"]
+
 DEFAULT_MAX_ITERATIONS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class BoundTool:
-    """A tool under the name that this agent gives it."""
-
-    spec: ToolSpec
-    tool: Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,8 @@ class AgentDefinition:
     #: litellm model name, or an object that implements the model port.
     model: Any
     instructions: str | Callable[[Any], Any]
-    tools: Mapping[str, BoundTool]
+    #: Its own tools: all that it has, unless a turn is assembled (`assembly`).
+    tool_set: ToolSet
     max_iterations: int
     max_output_tokens: int | None
     model_settings: Mapping[str, Any]
@@ -62,10 +57,25 @@ class AgentDefinition:
     empty_answer_retries: int
     allow_empty_answer: bool
     quiescence_timeout_s: float
-    #: Chat-completions definitions of all tools.
-    tool_definitions: tuple[dict[str, Any], ...]
-    #: Hash and canonical text of `tool_definitions`.
-    tools_content: tuple[str, str]
+    capabilities: tuple[str, ...]
+    tools_allow: tuple[str, ...] | None
+    tools_deny: tuple[str, ...]
+    tool_sources: str | Callable[[], Any]
+
+    @property
+    def wants_assembly(self) -> bool:
+        """Whether each turn's tools are assembled from registries; else they are its own ones, for nothing."""
+        return bool(self.capabilities or self.tool_sources) or self.tools_allow is not None
+
+    @property
+    def tools(self) -> Mapping[str, BoundTool]:
+        """Its own tools by the name that a model sees."""
+        return self.tool_set.tools
+
+    @property
+    def tool_definitions(self) -> tuple[dict[str, Any], ...]:
+        """Chat-completions definitions of its own tools."""
+        return self.tool_set.definitions
 
 
 class Agent:
@@ -103,6 +113,15 @@ class Agent:
     allow_empty_answer: ClassVar[bool] = False
     #: How long the end of a cancelled execution waits for bodies that still run, in seconds.
     quiescence_timeout_s: ClassVar[float] = 5.0
+    #: Capabilities that it has, by name: each becomes a tool of that name. None unless listed.
+    capabilities: ClassVar[Sequence[str] | None] = ()
+    #: Registry tools that it has, by registry key; ``None`` for all but the optional ones.
+    tools_allow: ClassVar[Sequence[str] | None] = None
+    #: Tools that it must not have, by registry key or by an own tool's own name; outdoes every grant.
+    tools_deny: ClassVar[Sequence[str]] = ()
+    #: Where its registries come from: ``module:function`` that gives `AssemblySources`, or such a function; the
+    #: runtime's ``registry`` when empty.
+    tool_sources: ClassVar[str | Callable[[], Any]] = ""
 
     _definition: ClassVar[AgentDefinition | None] = None
 
@@ -143,27 +162,7 @@ def import_agent(class_path: str) -> type[Agent]:
         DefinitionUnavailableError: it cannot be imported here, or is not an agent class.
         ConfigurationError: a declaration in its module is wrong.
     """
-    module_name, _, qualname = class_path.partition(":")
-    if not module_name or not qualname:
-        raise DefinitionUnavailableError(f"{class_path!r} is not an agent class path; write module:Class")
-    try:
-        target: Any = importlib.import_module(module_name)
-        for part in qualname.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
-        raise DefinitionUnavailableError(
-            f"agent class {class_path!r} cannot be imported here ({error}); install its package on every node, or give "
-            "the runtime working_dir= or py_modules= so that Ray ships it"
-        ) from error
-    except PhronomyError:
-        raise
-    except (
-        Exception
-    ) as error:  # a user's module may raise anything, for instance for a variable that this node lacks
-        raise DefinitionUnavailableError(
-            f"agent class {class_path!r} cannot be imported here: its module raised {type(error).__name__}: "
-            f"{safe_message(error)}"
-        ) from error
+    target = import_object(class_path, what="an agent class")
     if not (isinstance(target, type) and issubclass(target, Agent)):
         raise DefinitionUnavailableError(f"{class_path!r} is a {type(target).__name__}, not an agent class")
     return target
@@ -218,8 +217,6 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
             f"agent {cls.__name__}: model_settings must be plain JSON: {error}"
         ) from error
     tools = _bind_tools(cls, own_aliases)
-    definitions = tuple(bound.spec.definition() for bound in tools.values())
-    text = dumps(definitions)
     return AgentDefinition(
         cls=cls,
         definition_id=cls.definition_id or f"{cls.__module__}:{cls.__qualname__}",
@@ -227,7 +224,7 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         class_path=class_path_of(cls),
         model=cls.model,
         instructions=instructions,
-        tools=tools,
+        tool_set=ToolSet.of(tools),
         max_iterations=cls.max_iterations,
         max_output_tokens=cls.max_output_tokens,
         model_settings=settings if isinstance(settings, dict) else {},
@@ -238,9 +235,41 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         empty_answer_retries=cls.empty_answer_retries,
         allow_empty_answer=cls.allow_empty_answer,
         quiescence_timeout_s=cls.quiescence_timeout_s,
-        tool_definitions=definitions,
-        tools_content=(content_hash(text), text),
+        **_assembly_fields(cls),
     )
+
+
+def _assembly_fields(cls: type[Agent]) -> dict[str, Any]:
+    names: dict[str, tuple[str, ...]] = {}
+    for field in ("capabilities", "tools_allow", "tools_deny"):
+        given: object = getattr(cls, field)
+        if given is None and field != "tools_deny":
+            continue
+        if isinstance(given, str) or not isinstance(given, Sequence | Set):
+            raise ConfigurationError(f"agent {cls.__name__}: {field} must be a list of names, not {given!r}")
+        found = tuple(str(item.value) if isinstance(item, Enum) else item for item in given)
+        for name in found:
+            if not (isinstance(name, str) and name):
+                raise ConfigurationError(f"agent {cls.__name__}: {field} must hold names, not {name!r}")
+            if field == "capabilities" and not is_tool_name(name):
+                raise ConfigurationError(
+                    f"agent {cls.__name__}: the capability {name!r} cannot be a tool's name: 1 to 64 letters, digits, "
+                    "'_' or '-'"
+                )
+            if found.count(name) > 1:
+                raise ConfigurationError(f"agent {cls.__name__}: {field} names {name!r} twice")
+        names[field] = found
+    sources: object = cls.tool_sources
+    if not isinstance(sources, str) and (not callable(sources) or inspect.iscoroutinefunction(sources)):
+        raise ConfigurationError(
+            f"agent {cls.__name__}: tool_sources must be 'module:function' or a plain function, not {sources!r}"
+        )
+    return {
+        "capabilities": names.get("capabilities", ()),
+        "tools_allow": names.get("tools_allow"),
+        "tools_deny": names["tools_deny"],
+        "tool_sources": sources,
+    }
 
 
 def _takes_one_argument(function: Callable[..., Any]) -> bool:
@@ -274,6 +303,8 @@ def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, Boun
             raise ConfigurationError(f"agent {cls.__name__}: {item!r} is not a tool{hint}")
         spec = item.spec
         own_names.add(spec.name)
+        if spec.name in cls.tools_deny:
+            continue
         name = alias or cls.tool_aliases.get(spec.name)
         if name:
             try:

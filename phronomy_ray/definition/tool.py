@@ -306,6 +306,11 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_tool_name(name: object) -> bool:
+    """Whether providers accept `name` as a tool's name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def with_name(spec: ToolSpec, name: Any) -> ToolSpec:
     """`spec` under an alias.
 

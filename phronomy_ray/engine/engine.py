@@ -62,7 +62,7 @@ class AgentEngine(SingleWriter):
         await self.activate()
         await self._input_budget()
         prepared = None
-        if isinstance(self.definition.instructions, str):
+        if isinstance(self.definition.instructions, str) and not self.definition.wants_assembly:
             prepared = Prepared(clean_text(self.definition.instructions), text)
         event = Start(execution_id, value, digest, context, stream, prepared)
         try:

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from phronomy_ray.assembly.sources import SourceReference
 from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.reading import check_definition, messages_of
 from phronomy_ray.engine.store_client import StoreClient
+from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.engine.work import EngineWork, WorkHooks
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -50,6 +52,7 @@ from phronomy_ray.kernel.state import (
     Step,
     ToolOutcomes,
     ToolsLate,
+    binding_of,
 )
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
@@ -79,6 +82,8 @@ class EngineParts:
     #: Called once when another owner has taken the agent.
     on_ownership_lost: Callable[[], None] = lambda: None
     fault_directory: str | None = None
+    #: The runtime's tool registries, for definitions that name none themselves (`assembly.sources`); empty for none.
+    registry: SourceReference = ""
     #: How long an unreachable store is tried again, in seconds.
     store_retry_s: float = 10.0
 
@@ -109,8 +114,10 @@ class SingleWriter:
         self._halted: PhronomyError | None = None
         self._sealed = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._turn_tools = TurnTools(agent_id, definition, parts.registry)
         self._work = EngineWork(
             definition,
+            self._turn_tools,
             parts.model,
             parts.tools,
             WorkHooks(
@@ -180,12 +187,13 @@ class SingleWriter:
                 store.claim, self.agent_id, owner=self._parts.owner, now=self._parts.clock.now()
             )
             conversation = Conversation().apply(await self._read_journal())
-            instructions = ""
+            instructions, tools = "", None
             if hydration.execution is not None:
+                tools = await self._turn_tools.rebind(binding_of(hydration.execution.state))
                 digest = hydration.execution.state.get("instructions")
                 if digest:
                     instructions = await self._store.run(store.read_content, digest)
-            self._state = AgentState.hydrate(hydration, conversation, instructions)
+            self._state = AgentState.hydrate(hydration, conversation, instructions, tools)
             self._halted = None
             try:
                 await self._recover()

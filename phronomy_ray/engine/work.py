@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
 
+from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed
 from phronomy_ray.canonical_json import clean_text
 from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.engine.model_runner import run_model_call
+from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.errors import ConfigurationError, ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
@@ -65,9 +68,15 @@ class EngineWork:
     """Runs effects."""
 
     def __init__(
-        self, definition: AgentDefinition, model: ModelPort, tools: ToolExecutor, hooks: WorkHooks
+        self,
+        definition: AgentDefinition,
+        turn_tools: TurnTools,
+        model: ModelPort,
+        tools: ToolExecutor,
+        hooks: WorkHooks,
     ) -> None:
         self._definition = definition
+        self._turn_tools = turn_tools
         self._model = model
         self._tools = tools
         self._hooks = hooks
@@ -106,7 +115,7 @@ class EngineWork:
         waiting = live_invocations(execution, epoch)
         if not waiting:
             return Attachment()
-        return await self._tools.attach(waiting, self._definition.tools, self._on_tool)
+        return await self._tools.attach(waiting, self._tools_of(execution), self._on_tool)
 
     def has_stragglers(self, execution_id: str) -> bool:
         """Whether a body of the execution may still run although its call has its outcome."""
@@ -147,12 +156,21 @@ class EngineWork:
             # a copy: the user's code must not change what is stored
             instructions = await self._instructions_for(copy.deepcopy(effect.input))
             prepared = Prepared(clean_text(instructions), message_of_input(effect.input))
-            event = PreparationDone(effect.execution_id, prepared)
+            event = await self._with_tools(effect.execution_id, prepared)
         except BaseException as error:
             if _is_cancelled(error):
                 raise  # the loop is closing
             event = PreparationFailed(effect.execution_id, redacted(ErrorRecord.from_exception(error)))
         await self._hooks.feed(event)
+
+    async def _with_tools(self, execution_id: str, prepared: Prepared) -> PreparationDone | PreparationFailed:
+        match await self._turn_tools.assemble(execution_id):
+            case Assembled(tools, binding, events):
+                prepared = replace(prepared, tools=tools, binding=binding, events=events)
+            case AssemblyFailed(error, events):
+                record = redacted(ErrorRecord.from_exception(error))
+                return PreparationFailed(execution_id, record, events)
+        return PreparationDone(execution_id, prepared)
 
     async def _instructions_for(self, value: Any) -> str:
         instructions = self._definition.instructions
@@ -203,8 +221,13 @@ class EngineWork:
             for invocation in effect.invocations:
                 self._on_tool(not_performed(invocation))
             return
-        self._tools.dispatch(effect.invocations, self._definition.tools, self._on_tool)
+        tools = self._tools_of(self._hooks.execution())
+        self._tools.dispatch(effect.invocations, tools, self._on_tool)
         await self._hooks.faults.reach("after_dispatch")
+
+    def _tools_of(self, execution: Execution | None) -> Mapping[str, BoundTool]:
+        assembled = execution.tools if execution is not None else None
+        return (assembled or self._definition.tool_set).tools
 
     def _on_tool(self, item: ToolReport) -> None:
         execution = self._hooks.execution()

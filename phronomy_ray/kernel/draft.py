@@ -11,6 +11,7 @@ from typing import Any
 
 from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.commits import Commit, ExecutionUpdate
+from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.events import EventType
 from phronomy_ray.ids import commit_id, model_call_id
 from phronomy_ray.journal import (
@@ -73,6 +74,11 @@ class Draft:
         self._closed_batches: list[ToolCall] = []
         self._closed_approvals: tuple[ApprovalRow, ...] = ()
         self._conversation = state.conversation
+
+    @property
+    def tools(self) -> ToolSet:
+        """The tools of this turn: as they were assembled, or the definition's own."""
+        return self.execution.tools or self.env.definition.tool_set
 
     # --- writes ------------------------------------------------------------------------------------------------
 
@@ -193,12 +199,13 @@ class Draft:
         self, call_id: str, sequence: int, *, first_position: int | None
     ) -> tuple[ModelRequest, dict[str, Any]]:
         definition = self.env.definition
-        tools_hash, tools_text = definition.tools_content
+        tools = self.tools
+        tools_hash, tools_text = tools.content
         row = self.execution.row
         selection = select(
             self._conversation,
             instructions=self.execution.instructions,
-            tool_tokens=len(tools_text) // CHARS_PER_TOKEN if definition.tool_definitions else 0,
+            tool_tokens=len(tools_text) // CHARS_PER_TOKEN if tools.definitions else 0,
             budget=self.env.input_budget,
             first_position=first_position,
         )
@@ -213,7 +220,7 @@ class Draft:
             sequence=sequence,
             model=model,
             messages=selection.messages,
-            tools=definition.tool_definitions,
+            tools=tools.definitions,
             settings=settings,
             timeout_s=definition.model_timeout_s,
             max_retries=definition.model_retries,

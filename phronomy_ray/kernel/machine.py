@@ -6,9 +6,11 @@ performs the effects. An input that belongs to an older call or attempt is consu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
+from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import dumps
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -168,15 +170,23 @@ def _preparation_failed(state: AgentState, event: PreparationFailed, env: Env) -
         or execution.row.phase is not Phase.PREPARING
     ):
         return without_change(state)
-    return failed(Draft(state, env, execution), event.error, "failed")
+    draft = Draft(state, env, execution)
+    _announce_capabilities(draft, event.events)
+    return failed(draft, event.error, "failed")
 
 
 def _begin(draft: Draft, prepared: Prepared, name: str) -> Step:
     digest = draft.content(prepared.instructions) if prepared.instructions else ""
-    draft.execution = replace(draft.execution, instructions=prepared.instructions)
-    draft.progress(instructions_hash=digest)
+    draft.execution = replace(draft.execution, instructions=prepared.instructions, tools=prepared.tools)
+    draft.progress(instructions_hash=digest, binding=prepared.binding)
+    _announce_capabilities(draft, prepared.events)
     draft.message(RecordKind.EXTERNAL_MESSAGE, Channel.EXTERNAL, Message.user(prepared.message))
     return next_model_call(draft, name)
+
+
+def _announce_capabilities(draft: Draft, events: Iterable[CapabilityEvent]) -> None:
+    for event in events:
+        draft.event(EventType(event.kind.value), event.payload())
 
 
 def next_model_call(draft: Draft, name: str) -> Step:
@@ -230,7 +240,7 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
     if message.tool_calls:
         batch = prepare_batch(
             message.tool_calls,
-            env.definition.tools,
+            draft.tools.tools,
             agent_id=state.root.agent_id,
             execution_id=execution.row.execution_id,
             model_call_id=call_id,

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from phronomy_ray.assembly.binding import Binding
+from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import check_format
 from phronomy_ray.commits import Commit, Hydration
 from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.journal import (
     AgentRoot,
@@ -24,7 +27,7 @@ from phronomy_ray.messages import Usage
 from phronomy_ray.models.port import ModelAnswer, ModelRequest
 from phronomy_ray.tool_calls import Attachment, ToolInvocation, ToolLate, ToolOutcome
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,19 @@ class Progress:
     stream: bool = False
     #: Hash of the instructions text that this execution uses.
     instructions_hash: str = ""
+    #: What its tools were assembled from; ``None`` when they are those of its definition.
+    binding: Binding | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON form with its format number."""
+        """JSON form with its format number: the lowest that can hold it, so that an older release reads what it can."""
         return {
-            "v": STATE_FORMAT,
+            "v": STATE_FORMAT if self.binding is not None else 1,
             "model_calls": self.model_calls,
             "empty_answers": self.empty_answers,
             "usage": self.usage.to_wire(),
             "stream": self.stream,
             "instructions": self.instructions_hash,
+            **({"binding": self.binding.to_wire()} if self.binding is not None else {}),
         }
 
     @classmethod
@@ -62,7 +68,14 @@ class Progress:
             usage=Usage.from_wire(wire.get("usage")),
             stream=bool(wire.get("stream", False)),
             instructions_hash=str(wire.get("instructions", "")),
+            binding=binding_of(wire),
         )
+
+
+def binding_of(wire: dict[str, Any]) -> Binding | None:
+    """The binding in a stored small state. Raises `SerializationError` for a newer format."""
+    found = wire.get("binding")
+    return None if found is None else Binding.from_wire(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,8 @@ class Execution:
     progress: Progress
     #: Text of the instructions, once prepared.
     instructions: str = ""
+    #: The tools that were assembled for it; ``None`` when it has those of its definition.
+    tools: ToolSet | None = None
     #: The model call that is waited for.
     model_call: ModelCallRow | None = None
     #: Calls of the present batch in request order; empty between batches.
@@ -96,8 +111,14 @@ class AgentState:
     stored: frozenset[str] = frozenset()
 
     @classmethod
-    def hydrate(cls, hydration: Hydration, conversation: Conversation, instructions: str = "") -> AgentState:
-        """The state that a new owner starts from."""
+    def hydrate(
+        cls,
+        hydration: Hydration,
+        conversation: Conversation,
+        instructions: str = "",
+        tools: ToolSet | None = None,
+    ) -> AgentState:
+        """The state that a new owner starts from; `tools` as they stand behind the execution's binding."""
         row = hydration.execution
         if row is None:
             return cls(hydration.root, conversation)
@@ -121,6 +142,7 @@ class AgentState:
                 row=row,
                 progress=Progress.from_wire(row.state),
                 instructions=instructions,
+                tools=tools,
                 model_call=pending[0] if pending else None,
                 batch=batch,
                 approvals=approvals,
@@ -146,10 +168,15 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Instructions and the message that the model will see, after all user code has run on the input."""
+    """Instructions, message and tools that the model will see, after all user code has run on the input."""
 
     instructions: str
     message: str
+    #: The tools that were assembled, with their binding; ``None`` for those of the definition.
+    tools: ToolSet | None = None
+    binding: Binding | None = None
+    #: What happened to the agent's capabilities meanwhile.
+    events: tuple[CapabilityEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +202,12 @@ class PreparationDone:
 
 @dataclass(frozen=True, slots=True)
 class PreparationFailed:
-    """User code failed on the input."""
+    """User code failed on the input, or the agent cannot have its tools."""
 
     execution_id: str
     error: ErrorRecord
+    #: What happened to the agent's capabilities until then.
+    events: tuple[CapabilityEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def _dispatch(draft: Draft, ids: set[str], *, alone: bool = False) -> None:
 
 def _invocation(execution: Execution, call: ToolCall, epoch: int, *, alone: bool = False) -> ToolInvocation:
     row = call.row
+    binding = execution.progress.binding
     return ToolInvocation(
         tool_call_id=row.tool_call_id,
         tool_name=row.tool_name,
@@ -176,6 +177,7 @@ def _invocation(execution: Execution, call: ToolCall, epoch: int, *, alone: bool
         durable_context=execution.row.durable_context,
         alone=alone,
         epoch=epoch,
+        registry_key=binding.registry_key(row.tool_name) if binding is not None else "",
     )
 
 
@@ -486,5 +488,5 @@ def _public_error(error: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _spec(draft: Draft, row: ToolCallRow) -> ToolSpec | None:
-    bound = draft.env.definition.tools.get(row.tool_name)
+    bound = draft.tools.tools.get(row.tool_name)
     return bound.spec if bound else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ ADDRESS_ENV = "PHRONOMY_RAY_ADDRESS"
 NAMESPACE_ENV = "PHRONOMY_NAMESPACE"
 STORE_ENV = "PHRONOMY_STORE_URL"
 GATEWAYS_ENV = "PHRONOMY_MODEL_GATEWAYS"
+REGISTRY_ENV = "PHRONOMY_REGISTRY"
 DEFAULT_STORE = "sqlite:///phronomy.db"
 
 
@@ -31,6 +32,8 @@ class RuntimeConfig:
     store: StoreConfig
     gateways: int
     placement: Dedicated
+    #: ``module:function`` that gives the tool registries of agents whose class names none; empty for none.
+    registry: str = ""
     #: Ray runtime environment for the driver's job; empty unless given (a non-empty one doubles worker start time).
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     #: More arguments for ``ray.init``.
@@ -38,6 +41,7 @@ class RuntimeConfig:
 
     def wiring(self, source: DefinitionSource) -> AgentWiring:
         """What an agent actor of this runtime is started with."""
+        source = replace(source, registry=self.registry)
         return AgentWiring(source, self.store, self.namespace, self.gateways, os.environ.get(FAULTS_ENV))
 
 
@@ -49,6 +53,7 @@ def resolve_config(
     content_key: str | None = None,
     model_gateways: int | None = None,
     placement: Dedicated | None = None,
+    registry: str | None = None,
     working_dir: str | os.PathLike[str] | None = None,
     py_modules: Sequence[Any] = (),
     runtime_env: Mapping[str, Any] | None = None,
@@ -77,9 +82,16 @@ def resolve_config(
         ),
         gateways=count,
         placement=placement or Dedicated(),
+        registry=_registry_path(registry or environment.get(REGISTRY_ENV) or ""),
         runtime_env=env,
         ray_options=dict(ray_options or {}),
     )
+
+
+def _registry_path(path: object) -> str:
+    if path and not (isinstance(path, str) and all(path.partition(":"))):
+        raise ConfigurationError(f"registry must be 'module:function', not {path!r}")
+    return str(path)
 
 
 def absolute_store_url(url: str) -> str:

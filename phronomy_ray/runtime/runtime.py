@@ -51,6 +51,8 @@ class Runtime:
         content_key: key for content encryption (``PHRONOMY_CONTENT_KEY``).
         model_gateways: number of model gateway actors (``PHRONOMY_MODEL_GATEWAYS``; default 2).
         placement: where agents live.
+        registry: ``module:function`` that gives the tool registries of agents whose class names none
+            (``PHRONOMY_REGISTRY``); every driver that wakes such agents needs the same.
         working_dir, py_modules, runtime_env: how Ray ships your modules to the nodes; none by default.
         ray_options: more arguments for ``ray.init``.
 
@@ -68,6 +70,7 @@ class Runtime:
         content_key: str | None = None,
         model_gateways: int | None = None,
         placement: Dedicated | None = None,
+        registry: str | None = None,
         working_dir: str | os.PathLike[str] | None = None,
         py_modules: Sequence[Any] = (),
         runtime_env: Mapping[str, Any] | None = None,
@@ -80,6 +83,7 @@ class Runtime:
             content_key=content_key,
             model_gateways=model_gateways,
             placement=placement,
+            registry=registry,
             working_dir=working_dir,
             py_modules=py_modules,
             runtime_env=runtime_env,

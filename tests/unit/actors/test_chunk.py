@@ -24,7 +24,8 @@ def outcome_of(body: Any) -> ToolOutcome:
     tools = type("Clerk", (Agent,), {"model": "m/m", "tools": [body]}).definition().tools
     (name,) = tools
     invocation = ToolInvocation("tc_1", name, {}, "a1", "ex1", 1)
-    items = [item for group in _Chunk(tools, [invocation], "phronomy", "here").run() for item in group]
+    chunk = _Chunk({"tc_1": tools[name]}, [invocation], "phronomy", "here")
+    items = [item for group in chunk.run() for item in group]
     (outcome,) = [item for item in items if isinstance(item, ToolOutcome)]
     return outcome
 

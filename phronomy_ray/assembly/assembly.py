@@ -1,0 +1,272 @@
+"""`ToolAssembly`: the tools of one turn, from the agent's own ones, its capabilities and the registries.
+
+Stateless: it holds what it was given and nothing of a turn. `assemble` chooses and binds; `rebind` makes the same tools
+from a stored binding without choosing again, so that a resumed turn goes on with the same implementations. A turn's
+context never stands on an instance: it comes with each call (`ToolContext`), so ready instances can be shared.
+
+Order: own tools, registry tools by registration, capabilities by the agent's list, tools of the framework. Follows
+Insika's ToolAssembly; collisions of names, which pass there unseen, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from phronomy_ray.assembly.binding import Binding, Choice, Origin
+from phronomy_ray.assembly.capabilities import (
+    CapabilityEvent,
+    CapabilityEventKind,
+    Provider,
+    ProviderKind,
+    Turn,
+    failure_event,
+)
+from phronomy_ray.assembly.registry import Entry, tool_of
+from phronomy_ray.assembly.sources import AssemblySources
+from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.tool import Tool, with_name
+from phronomy_ray.definition.tool_set import BoundTool, ToolSet
+from phronomy_ray.errors import (
+    CapabilityError,
+    ConfigurationError,
+    PhronomyError,
+    ToolNameCollisionError,
+    safe_message,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The tools of a turn."""
+
+    tools: ToolSet
+    binding: Binding
+    events: tuple[CapabilityEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyFailed:
+    """A turn that cannot have its tools: nothing of it is exposed."""
+
+    error: PhronomyError
+    #: What had happened until then, the failure included.
+    events: tuple[CapabilityEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rebound:
+    """The tools of a stored binding."""
+
+    tools: ToolSet
+    #: Names whose tool is not there any more, with the reason; calls of them fail one by one.
+    missing: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    capability: str
+    provider: Provider
+    entry: Entry[Tool]
+
+
+class ToolAssembly:
+    """Assembles the turns of one agent class; pure but for the user's factories and predicates, which it calls."""
+
+    def __init__(
+        self, definition: AgentDefinition, sources: AssemblySources | None, *, framework: Sequence[Tool] = ()
+    ) -> None:
+        self._definition = definition
+        self._sources = sources
+        self._framework = tuple(framework)
+
+    def assemble(self, turn: Turn) -> Assembled | AssemblyFailed:
+        """Choose and make the tools of a turn. Calls the user's factories and predicates: not for the event loop."""
+        events: list[CapabilityEvent] = []
+        try:
+            claims = self._claims(turn, events)
+            chosen: dict[str, tuple[Choice, BoundTool]] = {}
+            for choice, bound in self._tools(claims):
+                present = chosen.get(choice.name)
+                if present is not None:
+                    raise ToolNameCollisionError(
+                        f"two tools of agent {turn.agent_id!r} would be named {choice.name!r}: {present[0]}, and {choice}",
+                        details={
+                            "name": choice.name,
+                            "sources": [str(present[0]), str(choice)],
+                            "agent_id": turn.agent_id,
+                            "execution_id": turn.execution_id,
+                        },
+                    )
+                chosen[choice.name] = (choice, bound)
+        except PhronomyError as error:
+            return AssemblyFailed(error, tuple(events))
+        binding = Binding(tuple(choice for choice, _ in chosen.values()))
+        tools = ToolSet.of({name: bound for name, (_, bound) in chosen.items()})
+        return Assembled(tools, binding, tuple(events))
+
+    def rebind(self, binding: Binding) -> Rebound:
+        """The tools that a stored binding names: fresh instances of the same entries, nothing chosen again."""
+        framework = {tool.spec.name: tool for tool in self._framework}
+        tools: dict[str, BoundTool] = {}
+        missing: list[tuple[str, str]] = []
+        for choice in binding.choices:
+            bound: BoundTool | None
+            try:
+                if choice.origin is Origin.OWN:
+                    bound = self._definition.tools.get(choice.name)
+                elif choice.origin is Origin.FRAMEWORK:
+                    tool = framework.get(choice.name)
+                    bound = None if tool is None else BoundTool(tool.spec, tool, is_framework=True)
+                else:
+                    bound = bind_entry(self._sources, choice.registry_key, choice.name)
+            except PhronomyError as error:
+                missing.append((choice.name, error.message))
+                continue
+            if bound is None:
+                missing.append((choice.name, f"{choice} is not there any more"))
+            else:
+                tools[choice.name] = bound
+        return Rebound(ToolSet.of(tools), tuple(missing))
+
+    # --- choosing ----------------------------------------------------------------------------------------------
+
+    def _claims(self, turn: Turn, events: list[CapabilityEvent]) -> dict[str, _Claim]:
+        """The capabilities by the registry key that each has claimed; the first one to claim a key has it."""
+        definition = self._definition
+        registry = self._sources.capabilities if self._sources is not None else None
+        claims: dict[str, _Claim] = {}
+        for capability in definition.capabilities:
+            if registry is None:
+                reason = "there is no capability registry"
+                events.append(_event(CapabilityEventKind.SKIPPED, turn, capability, reason))
+                continue
+            try:
+                resolution = registry.resolve(capability, turn=turn, denied=definition.tools_deny)
+                provider = resolution.provider
+                events.append(resolution.event)
+                if provider.kind is ProviderKind.WORKFLOW:
+                    reason = "workflows are not exposed to agents yet"
+                    events.append(_event(CapabilityEventKind.SKIPPED, turn, capability, reason, provider))
+                    continue
+                entry = self._registered(capability, provider, turn)
+            except CapabilityError as error:
+                events.append(failure_event(error, capability, turn))
+                raise
+            claim = _Claim(capability, provider, entry)
+            present = claims.setdefault(entry.name, claim)
+            if present is not claim:
+                reason = f"{entry.name!r} is exposed as {present.capability!r} already"
+                claimed = {"claimed_by": present.capability}
+                events.append(
+                    _event(CapabilityEventKind.SHADOWED, turn, capability, reason, provider, claimed)
+                )
+        return claims
+
+    def _registered(self, capability: str, provider: Provider, turn: Turn) -> Entry[Tool]:
+        entry = self._sources.tools.find(provider.implementation) if self._sources is not None else None
+        if entry is None:
+            raise CapabilityError(
+                f"capability {capability!r} resolved to {provider.implementation!r}, which is not in the tool registry",
+                details={
+                    "capability": capability,
+                    "chosen": provider.candidate(),
+                    "agent_id": turn.agent_id,
+                    "execution_id": turn.execution_id,
+                },
+            )
+        return entry
+
+    # --- making ------------------------------------------------------------------------------------------------
+
+    def _tools(self, claims: dict[str, _Claim]) -> Iterator[tuple[Choice, BoundTool]]:
+        """Every tool of the turn in order; an entry that a capability has claimed is dropped before it is made."""
+        direct = set(claims)
+        denied = self._definition.tools_deny
+        for name, bound in self._definition.tools.items():
+            key = self._key_of(bound.tool)
+            if key and (key in direct or key in denied):
+                continue
+            if key:
+                direct.add(key)
+            yield Choice(name, Origin.OWN), bound
+        for entry in self._allowed():
+            if entry.name not in direct:
+                tool = make_tool(entry)
+                name = tool.spec.name
+                bound = BoundTool(tool.spec, tool, entry.name)
+                yield Choice(name, Origin.REGISTRY, entry.name, entry.plugin), bound
+        for claim in claims.values():
+            tool = make_tool(claim.entry)
+            spec = with_name(tool.spec, claim.capability)
+            choice = Choice(claim.capability, Origin.CAPABILITY, claim.entry.name, claim.entry.plugin)
+            yield choice, BoundTool(spec, tool, claim.entry.name)
+        for tool in self._framework:
+            yield (
+                Choice(tool.spec.name, Origin.FRAMEWORK),
+                BoundTool(tool.spec, tool, is_framework=True),
+            )
+
+    def _key_of(self, tool: Tool) -> str:
+        """The registry key of a tool that the class lists, when the registry holds the very same one."""
+        if self._sources is None:
+            return ""
+        entries = iter(self._sources.tools)
+        same = (entry.name for entry in entries if entry.instance is tool or entry.factory is type(tool))
+        return next(same, "")
+
+    def _allowed(self) -> Iterator[Entry[Tool]]:
+        if self._sources is None:
+            return
+        allow, deny = self._definition.tools_allow, self._definition.tools_deny
+        for entry in self._sources.tools:
+            granted = (
+                not self._sources.tools.is_optional(entry.name) if allow is None else entry.name in allow
+            )
+            if granted and entry.name not in deny:
+                yield entry
+
+
+def bind_entry(sources: AssemblySources | None, registry_key: str, name: str) -> BoundTool:
+    """The tool of a registry entry under the name that a turn gave it.
+
+    Raises:
+        ConfigurationError: code ``definition_changed`` when there is no such entry, ``tool_factory`` when it gives no tool.
+    """
+    entry = sources.tools.find(registry_key) if sources is not None else None
+    if entry is None:
+        raise ConfigurationError(
+            f"the tool registry has no {registry_key!r} any more, which stands behind {name!r}",
+            code="definition_changed",
+            details={"tool_name": name, "registry_key": registry_key},
+        )
+    tool = make_tool(entry)
+    return BoundTool(with_name(tool.spec, name), tool, registry_key)
+
+
+def make_tool(entry: Entry[Tool]) -> Tool:
+    """A tool from `entry`. Raises `ConfigurationError` (``tool_factory``) when its factory raises or gives something else."""
+    try:
+        return tool_of(entry)
+    except PhronomyError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the factory of tool {entry.name!r} raised {type(error).__name__}: {safe_message(error)}",
+            code="tool_factory",
+            details={"registry_key": entry.name, "plugin": entry.plugin},
+        ) from error
+
+
+def _event(
+    kind: CapabilityEventKind,
+    turn: Turn,
+    capability: str,
+    reason: str,
+    provider: Provider | None = None,
+    details: dict[str, str] | None = None,
+) -> CapabilityEvent:
+    chosen = provider.candidate() if provider is not None else None
+    return CapabilityEvent(
+        kind, turn.agent_id, turn.execution_id, capability, chosen, (), reason, dict(details or {})
+    )

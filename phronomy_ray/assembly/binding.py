@@ -1,0 +1,77 @@
+"""The binding of a turn: which tool stands behind each name that the model sees. Stored with the execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from phronomy_ray.canonical_json import check_format
+
+BINDING_FORMAT = 1
+
+
+class Origin(StrEnum):
+    """Where a tool of a turn comes from."""
+
+    #: Listed by the agent's class.
+    OWN = "own"
+    #: Direct from the tool registry.
+    REGISTRY = "registry"
+    #: Resolved for a capability.
+    CAPABILITY = "capability"
+    #: The framework's.
+    FRAMEWORK = "framework"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One tool of a turn."""
+
+    #: Name that the model sees; the capability's name for one that was resolved for it.
+    name: str
+    origin: Origin
+    #: Key in the tool registry; empty for `OWN` and `FRAMEWORK`.
+    registry_key: str = ""
+    plugin: str | None = None
+
+    def __str__(self) -> str:
+        plugin = f" of plugin {self.plugin!r}" if self.plugin else ""
+        match self.origin:
+            case Origin.OWN:
+                return "the agent's own tool"
+            case Origin.REGISTRY:
+                return f"the registry's tool {self.registry_key!r}{plugin}"
+            case Origin.CAPABILITY:
+                return f"the capability {self.name!r} (implemented by {self.registry_key!r}{plugin})"
+            case Origin.FRAMEWORK:
+                return "a tool of the framework"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """All tools of a turn, in the order in which the model sees them."""
+
+    choices: tuple[Choice, ...] = ()
+
+    def registry_key(self, name: str) -> str:
+        """The registry key behind a name; empty for an own tool and for a name that it does not hold."""
+        return next((choice.registry_key for choice in self.choices if choice.name == name), "")
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON form with its format number."""
+        return {
+            "v": BINDING_FORMAT,
+            "tools": [
+                [choice.name, choice.origin.value, choice.registry_key, choice.plugin]
+                for choice in self.choices
+            ],
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Binding:
+        """Inverse of `to_wire`. Raises `SerializationError` for a newer format."""
+        check_format(wire, BINDING_FORMAT, "the execution's tool binding")
+        return cls(
+            tuple(Choice(name, Origin(origin), key, plugin) for name, origin, key, plugin in wire["tools"])
+        )

@@ -1,0 +1,41 @@
+"""The tools that a model is shown together: an agent's own ones, or what one turn was assembled from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phronomy_ray.canonical_json import content_hash, dumps
+from phronomy_ray.definition.tool import Tool, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """A tool under the name that this agent gives it."""
+
+    spec: ToolSpec
+    tool: Tool
+    #: Key in the tool registry that it came from; empty for one that the agent's class lists itself. Identity is
+    #: decided by this key, never by the name that an instance gives itself.
+    registry_key: str = ""
+    #: A tool of the framework: no allow or deny list, approval, gate or agent-wide timeout applies to it.
+    is_framework: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """Tools by the name that the model sees, in the order in which it sees them."""
+
+    tools: Mapping[str, BoundTool]
+    #: Chat-completions definitions of all tools.
+    definitions: tuple[dict[str, Any], ...]
+    #: Hash and canonical text of `definitions`.
+    content: tuple[str, str]
+
+    @classmethod
+    def of(cls, tools: Mapping[str, BoundTool]) -> ToolSet:
+        """The set of `tools`, which is kept as given."""
+        definitions = tuple(bound.spec.definition() for bound in tools.values())
+        text = dumps(definitions)
+        return cls(tools, definitions, (content_hash(text), text))
