@@ -75,6 +75,12 @@ class InvalidInputError(PhronomyError, ValueError):
     default_code = "invalid_input"
 
 
+class DimensionMismatchError(InvalidInputError):
+    """A vector has another length than the vectors that it is to be stored or compared with."""
+
+    default_code = "dimension_mismatch"
+
+
 class EventLoopReentrancyError(PhronomyError, RuntimeError):
     """A blocking call was made on a running event loop; use the async form."""
 

@@ -1,4 +1,4 @@
-"""The way from an agent to its model gateway: a `ModelPort` that survives the death of a gateway.
+"""The way from an agent to its model gateway: a `ModelPort` and `EmbeddingPort` that survives the death of a gateway.
 
 An agent has a home gateway by the hash of its id. When that one died, is restarting or does not answer a ping, the call
 is made again on the next one: a model call has no effect but its cost. Text that was already streamed is voided by a
@@ -21,6 +21,7 @@ import tenacity
 from ray.exceptions import RayActorError, RayTaskError
 
 from phronomy_ray.actors.model_gateway import ModelGateway, gateway_options
+from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingRequest
 from phronomy_ray.errors import ErrorRecord, ModelError, PhronomyError, TransportError
 from phronomy_ray.models.port import (
     ModelAnswer,
@@ -43,7 +44,7 @@ class _GatewayLostError(Exception):
 
 
 class GatewayModel:
-    """A `ModelPort` over the model gateways of a namespace. Use it on one event loop, in a process connected to Ray."""
+    """A `ModelPort` and `EmbeddingPort` over the model gateways of a namespace. Use it on one event loop, in a process connected to Ray."""
 
     def __init__(
         self,
@@ -76,14 +77,27 @@ class GatewayModel:
     async def complete(self, request: ModelRequest) -> ModelAnswer:
         """Answer `request` in one piece through a gateway."""
         search = _Search(self, request)
+        answer = await self._answer("complete", request, search)
+        if isinstance(answer, ModelAnswer):
+            return search.with_lost(answer)
+        raise _cancelled_elsewhere()
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingAnswer:
+        """Embed the texts of `request` through a gateway."""
+        answer = await self._answer("embed", request, _Search(self, request))
+        if isinstance(answer, EmbeddingAnswer):
+            return answer
+        raise _cancelled_elsewhere()
+
+    async def _answer(self, method: str, request: ModelRequest | EmbeddingRequest, search: _Search) -> object:
+        """What the first gateway that lives answers to `method`."""
         while True:
             number, started = search.next_gateway(), utc_now().isoformat()
             ticket = _ticket(request)
             handle: Any = None
             try:
                 handle = await self._handle(number)
-                answer = await self._guarded(handle, handle.complete.remote(request, ticket))
-                return search.with_lost(_answered(answer))
+                return await self._guarded(handle, getattr(handle, method).remote(request, ticket))
             except _GatewayLostError as lost:
                 self._handles.pop(number, None)
                 _cancel(handle, ticket)  # it may only have been slow
@@ -249,7 +263,7 @@ class GatewayModel:
 class _Search:
     """Which gateway one call tries next, and what was lost on the way."""
 
-    def __init__(self, model: GatewayModel, request: ModelRequest) -> None:
+    def __init__(self, model: GatewayModel, request: ModelRequest | EmbeddingRequest) -> None:
         self._first = model.home(request.agent_id)
         self._count = model._gateways
         self._deadline = time.monotonic() + model._patience_s
@@ -304,7 +318,7 @@ async def _result(reference: Any) -> Any:
     return await reference
 
 
-def _ticket(request: ModelRequest) -> str:
+def _ticket(request: ModelRequest | EmbeddingRequest) -> str:
     return f"{request.call_id}#{uuid.uuid4().hex}"
 
 
@@ -325,12 +339,6 @@ def _retrieved(task: asyncio.Future[Any]) -> None:
     """Look at the outcome of a task that nobody waits for any more, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
-
-
-def _answered(answer: Any) -> ModelAnswer:
-    if isinstance(answer, ModelAnswer):
-        return answer
-    raise _cancelled_elsewhere()
 
 
 def _cancelled_elsewhere() -> ModelError:

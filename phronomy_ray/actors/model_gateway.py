@@ -1,4 +1,5 @@
-"""The model gateway: the one process that imports litellm, as an async Ray actor around a `ModelPort`.
+"""The model gateway: the one process that imports litellm, as an async Ray actor around a `ModelPort` and an
+`EmbeddingPort`.
 
 Every call carries a *ticket*, unique to one sending of one request, beside the request's ``call_id``, which is the same for
 every repetition. `cancel` works on tickets and is remembered, so it also holds for a call that arrives after it; a new
@@ -21,6 +22,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingPort, EmbeddingRequest
+from phronomy_ray.models.litellm_embeddings import LitellmEmbeddingPort
 from phronomy_ray.models.litellm_model import LitellmModel, import_litellm
 from phronomy_ray.models.port import (
     ModelAnswer,
@@ -64,8 +67,9 @@ def gateway_options(number: int, namespace: str) -> dict[str, Any]:
 class ModelGateway:
     """Model calls for many agents on one event loop."""
 
-    def __init__(self, model: ModelPort | None = None) -> None:
+    def __init__(self, model: ModelPort | None = None, embeddings: EmbeddingPort | None = None) -> None:
         self._model = model if model is not None else LitellmModel()
+        self._embeddings = embeddings if embeddings is not None else LitellmEmbeddingPort()
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         #: Ticket in force of each running ``call_id``.
         self._running: dict[str, str] = {}
@@ -83,6 +87,15 @@ class ModelGateway:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
             answer: ModelAnswer | None = _outcome(task)
+            return answer
+
+    async def embed(self, request: EmbeddingRequest, ticket: str) -> EmbeddingAnswer | None:
+        """Embed texts; ``None`` when the ticket was cancelled. Raises `ModelError`."""
+        task = asyncio.create_task(self._embed(request))
+        with self._registered(request.call_id, ticket, task):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+            answer: EmbeddingAnswer | None = _outcome(task)
             return answer
 
     async def stream(self, request: ModelRequest, ticket: str) -> AsyncIterator[list[StreamItem]]:
@@ -129,6 +142,9 @@ class ModelGateway:
 
     async def _complete(self, request: ModelRequest) -> ModelAnswer:
         return await self._model.complete(request)
+
+    async def _embed(self, request: EmbeddingRequest) -> EmbeddingAnswer:
+        return await self._embeddings.embed(request)
 
     async def _pump(self, request: ModelRequest, queue: asyncio.Queue[StreamItem | None]) -> None:
         items = self._model.stream(request)

@@ -76,6 +76,8 @@ def import_litellm() -> Any:
         # Its own estimate of tokens would pass for what the provider reported; off, unreported usage is all zeros.
         litellm.disable_token_counter = True
         litellm.disable_streaming_logging = True
+        # Embedding calls take ``max_retries=0`` for "not given" and would retry by this default, below our own retries.
+        litellm.DEFAULT_MAX_RETRIES = 0
         if hasattr(litellm, "telemetry"):
             litellm.telemetry = False
         if "LITELLM_LOG" not in os.environ:

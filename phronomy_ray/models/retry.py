@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import tenacity
 
 from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.models.port import ModelAnswer, ModelAttempt, StreamItem, StreamReset, TextDelta
 
+T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 Clock = Callable[[], float]
 Now = Callable[[], datetime]
@@ -100,6 +101,10 @@ class ModelRetry:
 
     async def run(self, attempt: Callable[[int], Awaitable[ModelAnswer]]) -> ModelAnswer:
         """Make attempts (numbered from 1) until one answers; raises the last `ModelError`."""
+        return self._with_attempts(await self.run_any(attempt))
+
+    async def run_any(self, attempt: Callable[[int], Awaitable[T]]) -> T:
+        """As `run` for a call that answers something else than a message."""
         async for trial in self._retrying():
             number = trial.retry_state.attempt_number
             started = self._now()
@@ -110,7 +115,7 @@ class ModelRetry:
                 failure = error
             self._record(number, started, failure)
             if failure is None:
-                return self._with_attempts(answer)
+                return answer
             with trial:
                 raise failure
         raise AssertionError("tenacity ended without an outcome")

@@ -14,17 +14,22 @@ or as a process of its own, which prints its base URL as the first line and serv
 Scripts are those of `phronomy_ray.models.script`. Which answer a conversation gets is computed from its messages (turn =
 user messages, position = assistant messages since the last of them); only the attempt number is counted, by equal
 request bodies. A script function runs on the server's event loop: an ``async`` one may wait for anything.
+
+It also answers ``/v1/embeddings``, with the deterministic vectors of `phronomy_ray.retrieval.HashEmbeddings` unless
+`ModelServer.embedding_script` says otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import hashlib
 import importlib
 import json
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -32,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from aiohttp import web
 
@@ -51,11 +56,14 @@ from phronomy_ray.models.script import (
     step_for,
 )
 from phronomy_ray.models.script_wire import has_content, response_body, response_chunks
+from phronomy_ray.retrieval.embeddings import hash_vector
 
-__all__ = ["ModelServer", "RecordedRequest"]
+__all__ = ["ModelServer", "RecordedEmbedding", "RecordedRequest"]
 
 _KNOWN_FIELDS = frozenset({"model", "messages", "tools", "stream"})
 MAX_BODY_BYTES = 64 * 1024 * 1024
+#: Length of a vector when the request does not ask for ``dimensions``.
+DEFAULT_DIMENSIONS = 64
 
 
 @dataclass(slots=True)
@@ -90,6 +98,25 @@ class RecordedRequest:
         return self.done.wait(timeout_s)
 
 
+@dataclass(slots=True)
+class RecordedEmbedding:
+    """One embeddings request as it arrived."""
+
+    #: Position among the embeddings requests of the server, from 1.
+    number: int
+    body: dict[str, Any]
+    #: Headers, names in lower case.
+    headers: dict[str, str]
+    #: Set when the answer ended in any way.
+    done: threading.Event = field(default_factory=threading.Event)
+    #: Whether the client hung up before the answer was complete.
+    closed_by_client: bool = False
+
+
+#: What to answer instead of the vectors: a failure, silence, or a body of one's own; ``None`` for the vectors.
+EmbeddingScript: TypeAlias = Callable[[RecordedEmbedding], "Failure | Hang | dict[str, Any] | None"]
+
+
 class ModelServer:
     """A chat-completions server on a loopback port, in a thread of its own. Use as a context manager."""
 
@@ -110,6 +137,10 @@ class ModelServer:
         """
         self.script: Script = script if script is not None else _answer_ok
         self.requests: list[RecordedRequest] = []
+        #: Embeddings requests in their order.
+        self.embeddings: list[RecordedEmbedding] = []
+        #: Called on the server's loop for each embeddings request.
+        self.embedding_script: EmbeddingScript = lambda request: None
         self._port = port
         self._log_path = str(log_path) if log_path is not None else None
         self._api_key = api_key
@@ -180,6 +211,7 @@ class ModelServer:
         self._stop = asyncio.Event()
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_get("/v1/models", self._models)
         # handler_cancellation: the handler's task is cancelled when the client hangs up, which is how we see it.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -305,6 +337,33 @@ class ModelServer:
             request.transport.close()
         return response or web.Response()
 
+    async def _embed(self, request: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        try:
+            body = json.loads(await request.read())
+            recorded = RecordedEmbedding(len(self.embeddings) + 1, body, headers)
+            vectors = embeddings_body(body)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            return _error_response(400, f"malformed request: {error}")
+        with self._changed:
+            self.embeddings.append(recorded)
+            self._changed.notify_all()
+        if self._api_key and headers.get("authorization") != f"Bearer {self._api_key}":
+            return _error_response(401, f"Incorrect API key: {headers.get('authorization')}")
+        try:
+            step = self.embedding_script(recorded)
+            if isinstance(step, Hang):
+                await asyncio.Event().wait()
+            if isinstance(step, Failure):
+                return self._fail(request, step)
+            return web.json_response(step if isinstance(step, dict) else vectors)
+        except asyncio.CancelledError:
+            recorded.closed_by_client = not (self._stop and self._stop.is_set())
+            raise
+        finally:
+            recorded.done.set()
+            self._notify()
+
     # --- waiting -----------------------------------------------------------------------------------------------
 
     def _notify(self) -> None:
@@ -317,6 +376,31 @@ class ModelServer:
                 raise TimeoutError(
                     f"model server: waited {timeout_s} s for {what}, has {len(self.requests)} requests"
                 )
+
+
+def embeddings_body(body: dict[str, Any]) -> dict[str, Any]:
+    """The answer to an embeddings request: the vectors of `hash_vector`, as lists or, when asked so, in base64."""
+    given = body["input"]
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("input must be a text or a list of non-empty texts")
+    vectors: list[Any] = [
+        hash_vector(text, int(body.get("dimensions") or DEFAULT_DIMENSIONS)) for text in texts
+    ]
+    if body.get("encoding_format") == "base64":
+        vectors = [
+            base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii") for vector in vectors
+        ]
+    tokens = sum(len(text.split()) for text in texts)
+    return {
+        "object": "list",
+        "model": str(body["model"]),
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
 
 
 def _answer_ok(request: ScriptRequest) -> Reply:
