@@ -11,7 +11,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 PACKAGES = ("ray", "sqlalchemy", "psycopg", "litellm", "pydantic")
 
@@ -38,6 +38,14 @@ class Report:
     results: list[dict[str, Any]] = field(default_factory=list)
     ratios: dict[str, float | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    _stdout: TextIO = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """With ``--json`` only the document may stand on stdout: Ray prints there about every lost worker and node."""
+        self._stdout = sys.stdout
+        if self.as_json:
+            self._stdout = os.fdopen(os.dup(1), "w")
+            os.dup2(2, 1)
 
     def progress(self, text: str) -> None:
         """Say what is being measured, on stderr."""
@@ -64,7 +72,7 @@ class Report:
             "notes": self.notes,
         }
         if self.as_json:
-            print(json.dumps(document, indent=2))
+            print(json.dumps(document, indent=2), file=self._stdout, flush=True)
             return
         print(f"\n{self.benchmark}")
         for name, value in self.ratios.items():

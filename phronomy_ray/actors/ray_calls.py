@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from typing import Any
 
 import ray
@@ -12,10 +13,11 @@ from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
     RayActorError,
+    RayError,
     RayTaskError,
 )
 
-from phronomy_ray.errors import PhronomyError
+from phronomy_ray.errors import AgentUnloadedError, PhronomyError
 
 #: Async actors take long polls; each holds one of these.
 MAX_CONCURRENCY = 1_000
@@ -45,6 +47,33 @@ async def call(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: flo
         return await asyncio.wait_for(_await(reference), timeout_s)
     except RayTaskError as error:
         raise unwrap(error) from None
+
+
+class NoAnswer(enum.Enum):
+    """Why a live actor gave no answer."""
+
+    #: It is dead or has unloaded itself: another one may take its place.
+    GONE = "gone"
+    #: Restarting, cut off or busy: nobody knows whether the call ran; ask again.
+    SILENT = "silent"
+
+
+async def ask(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
+    """`call`, with the loss of the actor as a value.
+
+    Raises:
+        our own typed errors, except `AgentUnloadedError`; what else a remote method raised.
+    """
+    try:
+        return await call(handle, method, *args, timeout_s=timeout_s)
+    except AgentUnloadedError:
+        return NoAnswer.GONE
+    except (RayError, TimeoutError) as error:
+        if is_gone(error):
+            return NoAnswer.GONE
+        if is_unreachable(error):
+            return NoAnswer.SILENT
+        raise
 
 
 async def _await(reference: Any) -> Any:

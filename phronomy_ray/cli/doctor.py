@@ -200,7 +200,11 @@ def _ray(session: Session) -> tuple[Finding, dict[str, Any]]:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Finding(
-            "ray", "wrong", f"{address}: {last}", "compare Ray and Python versions here and there"
+            "ray",
+            "wrong",
+            f"{address}: {last}",
+            "compare Ray and Python versions here and there; a cluster with token authentication (the default of "
+            "Ray 2.60) also wants its token here: ~/.ray/auth_token, or RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
         ), {}
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     return Finding(

@@ -224,15 +224,15 @@ def print_questions(session: Session, result: RunResult) -> None:
     for approval in result.approvals:
         console.print(
             f"  {approval.tool_name} {short(approval.arguments, 200)}\n"
-            f"    phronomy approve {result.execution_id} {approval.approval_request_id}\n"
-            f"    phronomy reject {result.execution_id} {approval.approval_request_id}",
+            f"    {session.command(f'approve {result.execution_id} {approval.approval_request_id}')}\n"
+            f"    {session.command(f'reject {result.execution_id} {approval.approval_request_id}')}",
             markup=False,
             soft_wrap=True,
         )
     for call in result.unresolved:
+        answer = f"resolve {result.execution_id} {call.tool_call_id} succeeded|failed|not_performed"
         console.print(
-            f"  {call.tool_name} may or may not have happened\n"
-            f"    phronomy resolve {result.execution_id} {call.tool_call_id} succeeded|failed|not_performed",
+            f"  {call.tool_name} may or may not have happened\n    {session.command(answer)}",
             markup=False,
             soft_wrap=True,
         )

@@ -124,16 +124,17 @@ def _show_ended(session: Session, result: RunResult, *, as_json: bool) -> ExitCo
 
 
 def _say_how_to_return(session: Session, execution: str) -> None:
-    if session.address_or("local") == "local":
+    watch_it = session.command(f"watch {execution}")
+    if session.owns_ray:
         what = (
             "The Ray that this command started ends with it. The execution is stored and goes on when its agent is woken:\n"
-            f"  phronomy watch {execution} --address local"
+            f"  {watch_it}"
         )
     else:
         what = (
-            f"The execution goes on.\n  phronomy watch {execution}      come back to it\n"
-            f"  phronomy inspect {execution}    see what it has done\n"
-            f"  phronomy cancel {execution}     end it"
+            f"The execution goes on.\n  {watch_it}      come back to it\n"
+            f"  {session.command(f'inspect {execution}')}    see what it has done\n"
+            f"  {session.command(f'cancel {execution}')}     end it"
         )
     session.error_console.print(f"\n{what}", markup=False, soft_wrap=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Session:
     store: str = ""
     #: Show tracebacks.
     debug: bool = False
+    #: The Ray in use was started by this command and ends with it.
+    owns_ray: bool = field(default=False, init=False)
     console: Console = field(default_factory=_console)
     error_console: Console = field(default_factory=lambda: _console(stderr=True))
 
@@ -49,6 +52,14 @@ class Session:
         from phronomy_ray.runtime.config import ADDRESS_ENV
 
         return self.address or os.environ.get(ADDRESS_ENV) or os.environ.get("RAY_ADDRESS") or default
+
+    def command(self, text: str) -> str:
+        """``phronomy <text>`` as it has to be typed to reach the same cluster and store as this command."""
+        address = "local" if self.owns_ray else self.address
+        options = (("--address", address), ("--namespace", self.namespace), ("--store", self.store))
+        return " ".join(
+            ["phronomy", text, *(f"{name} {shlex.quote(value)}" for name, value in options if value)]
+        )
 
     @contextmanager
     def open_store(self) -> Iterator[Store]:
@@ -72,6 +83,7 @@ class Session:
         from phronomy_ray.runtime.runtime import Runtime
 
         address = find_cluster(self.address_or(default_address))
+        self.owns_ray = address == "local"
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         with connecting(address):
             runtime = Runtime(

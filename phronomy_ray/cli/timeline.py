@@ -96,10 +96,11 @@ def moments_of(story: Story) -> list[Moment]:
     for model_call in story.model_calls:
         found.append(Moment(model_call.started_at, "model_call", model_call_facts(model_call), 1))
     for tool_call in story.tool_calls:
-        # A call is told where it was asked for; when its body ran is among its facts.
+        # A call is told where it was asked for, a gated one where it ran; when its body ran is among its facts.
+        ran = tool_call.started_at if tool_call.requires_approval else None
         found.append(
             Moment(
-                tool_call.created_at,
+                ran or tool_call.created_at,
                 "tool_call",
                 tool_call_facts(tool_call, story.events),
                 2 + tool_call.position,

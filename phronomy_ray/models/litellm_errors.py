@@ -26,6 +26,9 @@ from phronomy_ray.redaction import redact_text
 _LITELLM = "litellm.exceptions"
 _OPENAI = "openai"
 
+#: How far a chain of causes is followed.
+_MAX_CAUSES = 8
+
 #: (top-level package or module, class name) -> our class and code; ``None`` as class: decided by the HTTP status.
 _TABLE: dict[tuple[str, str], tuple[type[ModelError] | None, str | None]] = {
     (_LITELLM, "ContextWindowExceededError"): (ContextLengthError, None),
@@ -73,6 +76,9 @@ def model_error(error: Exception, *, secrets: Collection[str] = ()) -> ModelErro
         details["retry_after"] = retry_after
     if _says_context_length(error):
         return ContextLengthError(message, details=details)
+    if _lacks_credentials(error):
+        details.pop("status", None)  # litellm's invention: nobody was asked
+        return AuthenticationError(message, code="missing_credentials", details=details)
     for ancestor in type(error).__mro__:
         found = _TABLE.get((ancestor.__module__, ancestor.__name__)) or _TABLE.get(
             (ancestor.__module__.split(".")[0], ancestor.__name__)
@@ -83,6 +89,20 @@ def model_error(error: Exception, *, secrets: Collection[str] = ()) -> ModelErro
                 return error_for_status(details.get("status", 500), message, details=details)
             return cls(message, code=code, details=details)
     return ModelError(f"{type(error).__name__}: {message}", code="model_unexpected", details=details)
+
+
+def _lacks_credentials(error: Exception) -> bool:
+    """Whether the provider's client could not even be made: the OpenAI SDK raises the root of its errors for a key that
+    is not there, and litellm passes that on as a server's fault.
+    """
+    cause: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if cause is None:
+            return False
+        if (type(cause).__module__.split(".")[0], type(cause).__name__) == ("openai", "OpenAIError"):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _retry_after(error: Exception) -> str | None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayError
-
-from phronomy_ray.actors.ray_calls import call, is_gone, is_unreachable, kill
+from phronomy_ray.actors.ray_calls import NoAnswer, ask, kill
 from phronomy_ray.engine.reading import load_result
-from phronomy_ray.errors import AgentUnloadedError, InvalidInputError, PhronomyError, WaitTimeoutError
+from phronomy_ray.errors import InvalidInputError, WaitTimeoutError
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.bridge import Bridge, blocking
@@ -219,15 +217,13 @@ class AgentHandle:
         self._actor = None
         if handle is None:
             return False
-        try:
-            await call(handle, "unload", timeout_s=CALL_TIMEOUT_S)
-        except (RayError, TimeoutError) as error:
-            if is_gone(error):
-                return False
+        answer = await ask(handle, "unload", timeout_s=CALL_TIMEOUT_S)
+        if answer is NoAnswer.GONE:
+            return False
+        if answer is NoAnswer.SILENT:
             raise WaitTimeoutError(
-                f"agent {self.agent_id!r} cannot be reached ({type(error).__name__}); try again",
-                details={"agent_id": self.agent_id},
-            ) from error
+                f"agent {self.agent_id!r} does not answer; try again", details={"agent_id": self.agent_id}
+            )
         kill(handle)
         return True
 
@@ -250,10 +246,6 @@ class AgentHandle:
         self._actor = actor
         return self
 
-    def forget_actor(self) -> None:
-        """Look the actor up again at the next call."""
-        self._actor = None
-
     def live_actor(self) -> ActorHandle[Any] | None:
         """The actor under the agent's name, without starting one."""
         return self._actor or self._runtime.directory.find(self.agent_id)
@@ -270,19 +262,20 @@ class AgentHandle:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RECONNECT_TIMEOUT_S
         while True:
-            actor = await self.actor_async()
-            try:
-                return await call(actor, method, *args, timeout_s=timeout_s)
-            except AgentUnloadedError:
-                self._actor = None
-            except (RayError, TimeoutError) as error:
-                if isinstance(error, PhronomyError) or not (is_gone(error) or is_unreachable(error)):
-                    raise
-                if is_gone(error):
-                    self._actor = None
-                if loop.time() > deadline:
-                    raise WaitTimeoutError(
-                        f"agent {self.agent_id!r} did not answer {method!r} within {RECONNECT_TIMEOUT_S:g} s",
-                        details={"agent_id": self.agent_id},
-                    ) from error
+            answer = await self.ask(await self.actor_async(), method, *args, timeout_s=timeout_s)
+            if not isinstance(answer, NoAnswer):
+                return answer
+            if loop.time() > deadline:
+                raise WaitTimeoutError(
+                    f"agent {self.agent_id!r} did not answer {method!r} within {RECONNECT_TIMEOUT_S:g} s "
+                    f"(its actor is {answer.value})",
+                    details={"agent_id": self.agent_id},
+                )
             await asyncio.sleep(RECONNECT_S)
+
+    async def ask(self, actor: ActorHandle[Any], method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
+        """One call of one actor; one that is gone is forgotten."""
+        answer = await ask(actor, method, *args, timeout_s=timeout_s)
+        if answer is NoAnswer.GONE:
+            self._actor = None
+        return answer

@@ -18,7 +18,9 @@ from tenacity.asyncio import AsyncRetrying
 from phronomy_ray.actors.agent_actor import AgentActor
 from phronomy_ray.actors.ray_calls import (
     MAX_CONCURRENCY,
+    NoAnswer,
     agent_name,
+    ask,
     call,
     find_actor,
     is_gone,
@@ -132,14 +134,13 @@ class AgentDirectory:
         return handle
 
     async def _remove_useless(self, handle: ActorHandle[Any]) -> None:
-        """Kill an actor that serves nothing; one that does serve (another class asked) stays."""
+        """Kill an actor that serves nothing; one that does serve (another class asked), or is too busy to say, stays."""
         try:
-            status = await call(handle, "status", timeout_s=STATUS_TIMEOUT_S)
-            if status["epoch"] is not None:
-                return
-        except (RayError, TimeoutError, PhronomyError):
-            pass  # an actor that cannot even say what it is doing serves nothing
-        kill(handle)
+            status = await ask(handle, "status", timeout_s=STATUS_TIMEOUT_S)
+        except PhronomyError:
+            status = {"epoch": None}  # it has no engine: it serves nothing
+        if not isinstance(status, NoAnswer) and status["epoch"] is None:
+            kill(handle)
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -6,16 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayError
-
-from phronomy_ray.actors.ray_calls import call, is_gone, is_unreachable
-from phronomy_ray.errors import (
-    AgentUnloadedError,
-    InvalidInputError,
-    NotFoundError,
-    PhronomyError,
-    WaitTimeoutError,
-)
+from phronomy_ray.actors.ray_calls import NoAnswer
+from phronomy_ray.errors import InvalidInputError, NotFoundError, WaitTimeoutError
 from phronomy_ray.events import Event
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
@@ -78,21 +70,14 @@ class ExecutionHandle:
     async def _wait_once(self, until: str, seconds: float) -> RunResult | None:
         actor = self.agent.live_actor()
         if actor is not None:
-            try:
-                wire = await call(
-                    actor, "result", self.execution_id, until, seconds, timeout_s=seconds + 10.0
-                )
+            wire = await self.agent.ask(
+                actor, "result", self.execution_id, until, seconds, timeout_s=seconds + 10.0
+            )
+            if wire is NoAnswer.SILENT:
+                await asyncio.sleep(min(RECONNECT_S, seconds))
+                return None
+            if wire is not NoAnswer.GONE:
                 return RunResult.from_wire(wire) if wire is not None else None
-            except AgentUnloadedError:
-                self.agent.forget_actor()
-            except (RayError, TimeoutError) as error:
-                if isinstance(error, PhronomyError) or not (is_gone(error) or is_unreachable(error)):
-                    raise
-                if is_gone(error):
-                    self.agent.forget_actor()
-                else:
-                    await asyncio.sleep(min(RECONNECT_S, seconds))
-                    return None
         stored = await self.agent.stored_result(self.execution_id)
         if stored.status.is_terminal or (until == "suspended" and stored.suspended):
             return stored
@@ -204,32 +189,19 @@ class EventStream:
         agent = self._execution.agent
         actor = agent.live_actor()
         if actor is not None:
-            try:
-                wire = await call(
-                    actor,
-                    "events",
-                    self._execution.execution_id,
-                    self._after,
-                    self._cursor,
-                    SLICE_S,
-                    timeout_s=SLICE_S + 10,
-                )
+            execution_id = self._execution.execution_id
+            wire = await agent.ask(
+                actor, "events", execution_id, self._after, self._cursor, SLICE_S, timeout_s=SLICE_S + 10
+            )
+            if wire is NoAnswer.SILENT:
+                await asyncio.sleep(RECONNECT_S)
+                return
+            if wire is not NoAnswer.GONE:
                 self._cursor = wire["cursor"]
                 self._ready = [Event.from_wire(item) for item in wire["events"]]
-                if self._ready:
-                    return
-                await self._end_if_terminal()
+                if not self._ready:
+                    await self._end_if_terminal()
                 return
-            except AgentUnloadedError:
-                agent.forget_actor()
-            except (RayError, TimeoutError) as error:
-                if isinstance(error, PhronomyError) or not (is_gone(error) or is_unreachable(error)):
-                    raise
-                if is_gone(error):
-                    agent.forget_actor()
-                else:
-                    await asyncio.sleep(RECONNECT_S)
-                    return
         self._cursor = None
         rows = await asyncio.to_thread(agent.store.events, self._execution.execution_id, after=self._after)
         self._ready = [Event.from_row(row) for row in rows]

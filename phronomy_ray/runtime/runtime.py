@@ -22,6 +22,7 @@ from phronomy_ray.errors import (
     DefinitionUnavailableError,
     ExecutionRehydrationRequiredError,
     NotFoundError,
+    safe_message,
 )
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
@@ -355,6 +356,11 @@ def _connect(config: RuntimeConfig) -> bool:
         ray.init(address=config.address, **options)
     except ConnectionError as error:
         raise ConfigurationError(
-            f"no Ray cluster answers at {config.address!r} ({error}); start one, or use address='local'"
+            f"no Ray cluster lets this process in at {config.address!r} ({error}); start one, use address='local', or "
+            "give this process the cluster's authentication token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+        ) from error
+    except (OSError, RuntimeError, TimeoutError, ValueError) as error:
+        raise ConfigurationError(
+            f"Ray cannot be used at {config.address!r}: {type(error).__name__}: {safe_message(error)}"
         ) from error
     return True

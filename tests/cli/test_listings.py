@@ -84,9 +84,9 @@ def test_inspect_tells_the_story_in_order(run_cli: Cli, store: str) -> None:
         "tool_call",
         "tool_call",
         "model_call",
-        "tool_call",
         "approval_required",
         "approval_decided",
+        "tool_call",  # it ran after the answer, so it is told there
         "model_call",
         "ended",
     ]

@@ -393,6 +393,18 @@ async def test_a_silent_provider_times_out_per_attempt(stream: bool) -> None:
         assert server.requests[1].closed_by_client
 
 
+async def test_a_missing_key_is_no_fault_of_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was asked, so nothing is tried again."""
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with ModelServer() as server:
+        request = ask(server, settings={"api_key": None}, max_retries=3)
+        found = await failure(LitellmModel(backoff=FAST), request)
+    assert (type(found), found.code) == (AuthenticationError, "missing_credentials")
+    assert len(found.details["attempts"]) == 1
+    assert server.requests == []
+
+
 async def test_an_unreachable_provider_is_a_transport_error() -> None:
     with ModelServer() as server:
         request = ask(server, max_retries=0)
