@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.placement import Dedicated
     from phronomy_ray.runtime.runtime import Runtime
+    from phronomy_ray.runtime.traces import ToolTrace
     from phronomy_ray.tool_calls import ToolContext
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _HOMES = {
     "ToolCallRequest": "messages",
     "ToolContext": "tool_calls",
     "ToolRegistry": "assembly.registry",
+    "ToolTrace": "runtime.traces",
     "UnresolvedCall": "results",
     "Usage": "messages",
     "tool": "definition.tool",
@@ -79,6 +81,7 @@ __all__ = [
     "ToolCallRequest",
     "ToolContext",
     "ToolRegistry",
+    "ToolTrace",
     "UnresolvedCall",
     "Usage",
     "tool",

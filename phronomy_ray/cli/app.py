@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from phronomy_ray import __version__
-from phronomy_ray.cli import decisions, doctor, inspecting, listings, running
+from phronomy_ray.cli import decisions, doctor, inspecting, listings, running, tracing
 from phronomy_ray.cli.db import db_app
 from phronomy_ray.cli.demo.command import demo
 from phronomy_ray.cli.exit_codes import ExitCode, exit_code_for
@@ -137,6 +137,7 @@ app.command()(listings.agents)
 app.command()(listings.executions)
 app.command(name="inspect")(inspecting.inspect_execution)
 app.command()(listings.approvals)
+app.command()(tracing.traces)
 app.command()(decisions.approve)
 app.command()(decisions.reject)
 app.command()(decisions.resolve)

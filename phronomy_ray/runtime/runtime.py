@@ -34,6 +34,7 @@ from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.directory import AgentDirectory
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
 
 if TYPE_CHECKING:
@@ -295,6 +296,20 @@ class Runtime:
         )
 
     executions = blocking(executions_async)
+
+    async def tool_traces_async(
+        self, *, execution_id: str | None = None, agent_id: str | None = None, limit: int = DEFAULT_LIMIT
+    ) -> list[ToolTrace]:
+        """The newest tool calls of an execution, an agent or all, masked, oldest first; wakes nothing.
+
+        Raises:
+            NotFoundError: no such execution or agent.
+        """
+        return await asyncio.to_thread(
+            read_traces, self.store, execution_id=execution_id, agent_id=agent_id, limit=limit
+        )
+
+    tool_traces = blocking(tool_traces_async)
 
     # --- wiring ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ def test_version(run_cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["agents"], ["executions"], ["approvals"], ["inspect", "ex_ada"], ["db", "current"]]
+    "arguments",
+    [["agents"], ["executions"], ["approvals"], ["traces"], ["inspect", "ex_ada"], ["db", "current"]],
 )
 def test_json_is_one_document_and_nothing_else(run_cli: Cli, store: str, arguments: list[str]) -> None:
     result = run_cli(*arguments, "--json", "--store", store)
@@ -69,6 +70,23 @@ def test_approvals(run_cli: Cli, store: str, pending: Any) -> None:
     assert found["tool_name"] == "write"
     every = json.loads(run_cli("--store", store, "approvals", "--all", "--json").stdout)
     assert {row["status"] for row in every} == {"approved", "pending"}
+
+
+def test_traces_are_masked_and_filtered(run_cli: Cli, store: str) -> None:
+    every = json.loads(run_cli("--store", store, "traces", "--json").stdout)
+    assert {trace["agent_id"] for trace in every} == {"ada", "bob"}
+    found = json.loads(run_cli("traces", "--execution", "ex_ada", "--json", "--store", store).stdout)
+    assert [(trace["tool_name"], trace["status"], trace["ok"]) for trace in found] == [
+        ("read", "succeeded", True),
+        ("read", "failed", False),
+        ("nope", "failed", False),
+        ("write", "succeeded", True),
+    ]
+    assert found[0]["arguments"] == {"path": "x", "password": "[REDACTED]"}
+    text = run_cli("traces", "--agent", "ada", "--store", store).stdout
+    assert "ok z" in text
+    assert "hunter2" not in text + json.dumps(every)
+    assert run_cli("traces", "--agent", "adda", "--store", store).exit_code == 4
 
 
 def test_a_pipe_gets_whole_ids(run_cli: Cli, store: str, pending: Any) -> None:
