@@ -14,6 +14,7 @@ from phronomy_ray.errors import (
     AgentUnloadedError,
     InvalidInputError,
     NotFoundError,
+    SerializationError,
     StateConflictError,
     StoreError,
 )
@@ -49,7 +50,7 @@ class AgentEngine(SingleWriter):
             InvalidInputError: input or context is not what it must be; nothing was admitted.
         """
         check_id(execution_id, "execution_id")
-        value = to_json_value(input)
+        value = _as_json(input, "input")
         text = message_of_input(value)
         if durable_context is not None and not isinstance(durable_context, dict):
             raise InvalidInputError(
@@ -57,7 +58,7 @@ class AgentEngine(SingleWriter):
             )
         if not isinstance(cast("object", stream), bool):
             raise InvalidInputError(f"stream must be True or False, not {stream!r}")
-        context: Any = to_json_value(durable_context)
+        context = _as_json(durable_context, "durable_context")
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
         await self._input_budget()
@@ -333,6 +334,14 @@ class AgentEngine(SingleWriter):
         return (
             running is None or running.row.execution_id != execution_id or self._work.stopping == execution_id
         )
+
+
+def _as_json(value: Any, what: str) -> Any:
+    """Plain JSON. Raises `InvalidInputError`."""
+    try:
+        return to_json_value(value)
+    except SerializationError as error:
+        raise InvalidInputError(f"{what} must be plain JSON: {error.message}") from error
 
 
 def _check_text(value: object, what: str) -> None:

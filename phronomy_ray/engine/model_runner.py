@@ -30,6 +30,8 @@ async def run_model_call(
         answer: ModelAnswer | None = None
         if effect.stream:
             async for item in port.stream(request):
+                if answer is not None:
+                    raise ModelError("the model's stream went on after its answer", code="model_protocol")
                 if isinstance(item, TextDelta):
                     observe(EventType.TOKEN, {"text": item.text})
                 elif isinstance(item, StreamReset):

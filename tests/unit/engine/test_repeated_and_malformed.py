@@ -20,7 +20,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.kernel.state import Decide, Resolve
 from phronomy_ray.models.port import ModelInfo
-from phronomy_ray.models.scripted import call, calls, final, hang
+from phronomy_ray.models.scripted import ScriptedModel, call, calls, final, hang
 from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.testing.faulty_store import FaultyStore
 
@@ -251,6 +251,21 @@ async def test_a_port_that_cancels_its_own_call_is_a_failure_and_not_a_silence(l
     assert result.status is ExecutionStatus.FAILED
     assert result.error is not None
     assert result.error.code == "model_protocol"
+
+
+async def test_a_stream_that_goes_on_after_its_answer_is_refused(lab: Any) -> None:
+    """Two answers to one call: nobody could say which of them was the model's."""
+
+    class Talkative(Port):
+        async def stream(self, request: Any) -> Any:
+            answer = await ScriptedModel([final("one")]).complete(request)
+            yield answer
+            yield answer
+
+    engine = lab.engine(lab.define(Talkative()))
+    result = await lab.run(engine, stream=True)
+    assert result.error is not None
+    assert (result.status, result.error.code) == (ExecutionStatus.FAILED, "model_protocol")
 
 
 async def test_a_read_that_an_unload_overtook_says_so(lab: Any) -> None:
