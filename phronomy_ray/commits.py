@@ -62,8 +62,10 @@ class Commit:
     new_tool_calls: tuple[ToolCallRow, ...] = ()
     #: Rows whose changing columns are overwritten (status, attempt(s), model_text, result, error, times).
     tool_calls: tuple[ToolCallRow, ...] = ()
+    #: The same for calls that authorization has changed: arguments, requires_approval and authorization are written too.
+    revised_tool_calls: tuple[ToolCallRow, ...] = ()
     new_approvals: tuple[ApprovalRow, ...] = ()
-    #: Rows whose decision columns are overwritten (status, decided_at, decided_by, reason).
+    #: Rows whose decision columns are overwritten (status, decided_at, decided_by, reason, fingerprint, edited_arguments).
     approvals: tuple[ApprovalRow, ...] = ()
     events: tuple[EventRow, ...] = ()
     #: Texts to keep by hash (instructions, tool definitions): ``(hash, canonical text)``.

@@ -63,6 +63,12 @@ class DefinitionUnavailableError(ConfigurationError):
     default_code = "definition_unavailable"
 
 
+class DefinitionChangedError(ConfigurationError):
+    """The tool is not the one that the stored call was made for: another schema or version, or it is gone."""
+
+    default_code = "definition_changed"
+
+
 class InvalidConversationError(PhronomyError, ValueError):
     """An imported conversation breaks the tool-exchange protocol."""
 
@@ -300,6 +306,12 @@ class StateConflictError(ConflictError):
     """The stored state differs from what the caller assumed."""
 
     default_code = "state_conflict"
+
+
+class ApprovalExpiredError(StateConflictError):
+    """The approval request expired before it was answered and counts as rejected."""
+
+    default_code = "approval_expired"
 
 
 class OwnershipLostError(StoreError):

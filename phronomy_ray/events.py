@@ -23,6 +23,7 @@ class EventType(StrEnum):
     STARTED = "started"
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
+    AUTHORIZATION_DECIDED = "authorization_decided"
     APPROVAL_REQUIRED = "approval_required"
     APPROVAL_DECIDED = "approval_decided"
     RESOLUTION_REQUIRED = "resolution_required"

@@ -9,7 +9,7 @@ processes and a kill happens once: the file is renamed before the fault acts.
 
 Actions: ``kill`` (SIGKILL to the own process), ``pause`` (until ``<file>.release`` exists), ``fail``
 (`FaultInjectedError`). Points: ``before_commit:<step>`` and ``after_commit:<step>`` for every commit step, ``before_model``,
-``after_model``, ``before_dispatch``, ``after_dispatch``.
+``after_model``, ``after_authorization``, ``before_dispatch``, ``after_dispatch``.
 """
 
 from __future__ import annotations

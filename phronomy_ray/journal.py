@@ -25,6 +25,7 @@ class RecordKind(StrEnum):
     #: A body ended, or was given up, after its call had its outcome.
     TOOL_LATE = "tool_late"
     APPROVAL_REQUIRED = "approval_required"
+    AUTHORIZATION_DECIDED = "authorization_decided"
     APPROVAL_DECIDED = "approval_decided"
     FINAL_OUTPUT = "final_output"
     EXECUTION_COMPLETED = "execution_completed"
@@ -79,6 +80,8 @@ class Phase(StrEnum):
 
     PREPARING = "preparing"
     CALLING_MODEL = "calling_model"
+    #: A batch is committed and user code says which of its calls may run; nothing of it has.
+    AUTHORIZING = "authorizing"
     DISPATCHING_TOOLS = "dispatching_tools"
     APPROVAL = "approval"
     RECOVERY_TOOLS = "recovery_tools"
@@ -88,6 +91,8 @@ class Phase(StrEnum):
 class ToolCallStatus(StrEnum):
     """Durable status of one tool call in the effect ledger."""
 
+    #: User code is asked whether it may run.
+    AUTHORIZING = "authorizing"
     #: Committed with its batch; its body has not been started.
     INTENT = "intent"
     #: Waits for a human.
@@ -139,6 +144,8 @@ class ApprovalStatus(StrEnum):
     PENDING = "pending"
     APPROVED = "approved"
     REJECTED = "rejected"
+    #: Nobody answered in time; counts as rejected.
+    EXPIRED = "expired"
     #: The execution ended before anybody answered.
     VOID = "void"
 
@@ -276,11 +283,16 @@ class ToolCallRow:
     attempts: list[dict[str, Any]] = field(default_factory=list)
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    #: How it was settled before it ran, where that was more than the tool's plain default: who decided what by which
+    #: rule, the facts, edited arguments (`kernel.authorization`); versioned JSON.
+    authorization: dict[str, Any] | None = None
+    #: What of the tool's declaration holds for this call whatever the tool becomes: version, ``return_direct``.
+    contract: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRow:
-    """One approval request; each gated call has its own."""
+    """One approval request; each gated call has its own, and those of one batch share `batch_id`."""
 
     approval_request_id: str
     execution_id: str
@@ -294,6 +306,22 @@ class ApprovalRow:
     decided_at: datetime | None = None
     decided_by: str | None = None
     reason: str | None = None
+    #: Id of the model call whose answer asked for the batch.
+    batch_id: str = ""
+    #: Who asks: ``tool`` or ``policy``.
+    asked_by: str = "tool"
+    #: ``local``, ``mcp`` or ``agent``.
+    tool_origin: str = "local"
+    #: The tool's ``approval_metadata``.
+    metadata: dict[str, Any] = field(default_factory=dict)
+    #: What the tool's ``approval_facts`` said, redacted.
+    facts: dict[str, Any] | None = None
+    #: From this moment on it counts as rejected; ``None`` for never.
+    expires_at: datetime | None = None
+    #: What exactly is approved by an approval (`kernel.fingerprint`): versioned JSON.
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    #: The arguments that a human put in the model's place, redacted for display.
+    edited_arguments: Any = None
 
 
 @dataclass(frozen=True, slots=True)

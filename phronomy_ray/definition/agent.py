@@ -57,6 +57,9 @@ class AgentDefinition:
     empty_answer_retries: int
     allow_empty_answer: bool
     quiescence_timeout_s: float
+    #: Function of an `ApprovalEvaluationRequest` that gives an `ApprovalVerdict` or its text, plain or async.
+    tool_approval_policy: Callable[[Any], Any] | None
+    authorization_timeout_s: float
     capabilities: tuple[str, ...]
     tools_allow: tuple[str, ...] | None
     tools_deny: tuple[str, ...]
@@ -122,6 +125,11 @@ class Agent:
     #: Where its registries come from: ``module:function`` that gives `AssemblySources`, or such a function; the
     #: runtime's ``registry`` when empty.
     tool_sources: ClassVar[str | Callable[[], Any]] = ""
+    #: Has the last word on every tool call before it runs: a function of an `ApprovalEvaluationRequest`, plain or async,
+    #: that returns ``"allow"``, ``"require_approval"`` or ``"reject"``. It may run again after a crash.
+    tool_approval_policy: ClassVar[Any] = None
+    #: How long user code may take to authorise one call, waiting for a thread included, in seconds.
+    authorization_timeout_s: ClassVar[float] = 5.0
 
     _definition: ClassVar[AgentDefinition | None] = None
 
@@ -189,12 +197,17 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         raise wrong("instructions", instructions, "text or a function of the input")
     if callable(instructions) and not _takes_one_argument(instructions):
         raise wrong("instructions", instructions, "a function of one argument, the input")
+    policy = cls.__dict__.get("tool_approval_policy", cls.tool_approval_policy)
+    if isinstance(policy, staticmethod | classmethod):
+        policy = policy.__get__(None, cls)
+    if policy is not None and not (callable(policy) and _takes_one_argument(policy)):
+        raise wrong("tool_approval_policy", policy, "a function of one argument, the request")
     for field in ("max_iterations", "max_output_tokens", "context_window"):
         value = getattr(cls, field)
         optional = value is None and field != "max_iterations"
         if not optional and not (is_whole(value) and value > 0):
             raise wrong(field, value, "a positive whole number")
-    for field in ("model_timeout_s", "quiescence_timeout_s"):
+    for field in ("model_timeout_s", "quiescence_timeout_s", "authorization_timeout_s"):
         value = getattr(cls, field)
         if not (is_number(value) and value > 0):
             raise wrong(field, value, "a positive number of seconds")
@@ -235,6 +248,8 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         empty_answer_retries=cls.empty_answer_retries,
         allow_empty_answer=cls.allow_empty_answer,
         quiescence_timeout_s=cls.quiescence_timeout_s,
+        tool_approval_policy=policy,
+        authorization_timeout_s=cls.authorization_timeout_s,
         **_assembly_fields(cls),
     )
 

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from phronomy_ray.approvals import StandingRule
 from phronomy_ray.assembly.sources import SourceReference
 from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.engine.event_hub import EventHub
+from phronomy_ray.engine.expiry import ExpiryAlarm
 from phronomy_ray.engine.reading import check_definition, messages_of
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_tools import TurnTools
@@ -45,6 +47,8 @@ from phronomy_ray.kernel.state import (
     AgentState,
     Effect,
     Env,
+    Execution,
+    Expire,
     Input,
     Publish,
     Recover,
@@ -53,6 +57,7 @@ from phronomy_ray.kernel.state import (
     ToolOutcomes,
     ToolsLate,
     binding_of,
+    pending_approvals,
 )
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
@@ -126,8 +131,10 @@ class SingleWriter:
                 feed=self._feed,
                 spawn=lambda work: self._spawn(self._guard(work)),
                 execution=lambda: self._state.execution if self._state is not None else None,
+                rules=self._rules,
             ),
         )
+        self._alarm = ExpiryAlarm(parts.clock, lambda: self._spawn(self._guard(self._expire())))
         self._results: OrderedDict[str, RunResult] = OrderedDict()
         self._budget: int | None = None
         self._budget_known = False
@@ -215,7 +222,7 @@ class SingleWriter:
         self._work.forget(kept)
         execution = self.state.execution
         if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
-            if execution.row.status is not ExecutionStatus.SUSPENDED:
+            if execution.row.status is not ExecutionStatus.SUSPENDED or _may_expire(execution):
                 await self._know_input_budget()
             await self._step(Recover(await self._work.attach(execution, self.state.root.epoch)))
 
@@ -248,6 +255,8 @@ class SingleWriter:
                     details={"execution_id": execution.row.execution_id},
                 )
             self._sealed = True
+            self._alarm.cancel()
+            self._work.close()
             self.hub.wake()
             self._store.close()
             self._parts.tools.close()
@@ -312,7 +321,23 @@ class SingleWriter:
         except Exception as error:  # an effect that was committed and not begun would never end
             self._halt(error)
             raise
+        self._alarm.arm(self.state.execution)
         self.hub.wake()
+
+    async def _expire(self) -> None:
+        """The alarm: whether anything has expired is the kernel's to say."""
+        if self._halted is None and not self._sealed:
+            await self._know_input_budget()
+            await self._feed(Expire())
+
+    async def _rules(self) -> tuple[StandingRule, ...]:
+        found = await self._store.run(
+            self._store.store.rules_in_force,
+            agent_id=self.agent_id,
+            definition_id=self.definition.definition_id,
+            now=self._parts.clock.now(),
+        )
+        return tuple(found)
 
     def _halt(self, error: Exception) -> None:
         """Stop with `error`: the state in memory may differ from the store, so nothing is done from it any more."""
@@ -324,6 +349,7 @@ class SingleWriter:
         reason = redact_text(str(self._halted))
         _LOG.warning("agent %s stopped: %s (%s)", self.agent_id, reason, self._halted.code)
         self._work.abandon()
+        self._alarm.cancel()
         self.hub.wake()
         if isinstance(error, OwnershipLostError):
             try:
@@ -433,6 +459,10 @@ class SingleWriter:
         self._results[row.execution_id] = result_of(row, parts)
         while len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
+
+
+def _may_expire(execution: Execution) -> bool:
+    return any(item.expires_at is not None for item in pending_approvals(execution))
 
 
 async def _window_of(port: Any, name: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The work of one agent beside its single writer: user code on the input, the model call, tool bodies.
+"""The work of one agent beside its single writer: user code on the input and on calls, the model call, tool bodies.
 
 Every piece of work ends in exactly one kernel input that is fed back; nothing here changes the agent's state.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
 
+from phronomy_ray.approvals import StandingRule
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed
 from phronomy_ray.canonical_json import clean_text
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
+from phronomy_ray.engine.authorization import Authorizer
 from phronomy_ray.engine.model_runner import run_model_call
 from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.errors import ConfigurationError, ErrorRecord, ModelError
@@ -25,10 +27,12 @@ from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.kernel.machine import message_of_input
 from phronomy_ray.kernel.state import (
+    Authorize,
     CallModel,
     DispatchTools,
     Execution,
     Input,
+    ModelAnswered,
     ModelFailed,
     ModelStopped,
     PreparationDone,
@@ -62,6 +66,8 @@ class WorkHooks:
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     #: The committed execution.
     execution: Callable[[], Execution | None]
+    #: Standing rules in force for the agent now, from the store.
+    rules: Callable[[], Awaitable[tuple[StandingRule, ...]]]
 
 
 class EngineWork:
@@ -80,6 +86,7 @@ class EngineWork:
         self._model = model
         self._tools = tools
         self._hooks = hooks
+        self._authorizer = Authorizer(definition)
         self._model_task: asyncio.Task[Any] | None = None
         #: The model call that this engine has ended.
         self._ended_call: asyncio.Task[Any] | None = None
@@ -136,7 +143,11 @@ class EngineWork:
             self._ended_call = self._model_task
             self._model_task.cancel()
 
-    async def perform(self, effect: Prepare | CallModel | DispatchTools | StopWork) -> None:
+    def close(self) -> None:
+        """Release the threads of user code."""
+        self._authorizer.close()
+
+    async def perform(self, effect: Prepare | CallModel | Authorize | DispatchTools | StopWork) -> None:
         """Begin an effect; returns once it is under way."""
         match effect:
             case Prepare():
@@ -144,6 +155,8 @@ class EngineWork:
             case CallModel():
                 await self._hooks.faults.reach("before_model")
                 self._hooks.spawn(self._call_model(effect))
+            case Authorize():
+                self._hooks.spawn(self._authorize(effect))
             case DispatchTools():
                 await self._dispatch(effect)
             case StopWork():
@@ -212,7 +225,14 @@ class EngineWork:
                 return  # this engine has stopped or its loop is closing: nobody cancelled the execution
             error = ModelError("the model port cancelled its own call", code="model_protocol")
             event = ModelFailed(request.call_id, ErrorRecord.from_exception(error))
+        if isinstance(event, ModelAnswered) and event.answer.message.tool_calls:
+            event = replace(event, rules=await self._hooks.rules())
         await self._hooks.faults.reach("after_model")
+        await self._hooks.feed(event)
+
+    async def _authorize(self, effect: Authorize) -> None:
+        event = await self._authorizer.authorize(effect, self._tools_of(self._hooks.execution()))
+        await self._hooks.faults.reach("after_authorization")
         await self._hooks.feed(event)
 
     async def _dispatch(self, effect: DispatchTools) -> None:

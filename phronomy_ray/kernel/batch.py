@@ -7,14 +7,17 @@ correct; the rest of the batch runs. Everything here happens before any approval
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
+from phronomy_ray.approvals import StandingRule
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.schema import ArgumentError
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.ids import tool_call_id
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus
+from phronomy_ray.kernel.authorization import gate
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import ToolCallRequest
@@ -31,14 +34,20 @@ def prepare_batch(
     execution_id: str,
     model_call_id: str,
     now: datetime,
+    rules: Sequence[StandingRule] = (),
+    has_policy: bool = False,
 ) -> tuple[ToolCall, ...]:
-    """One `ToolCall` per request, in request order: completed (refused), awaiting approval, or authorized."""
-    return tuple(
-        _prepare(
-            request, position, tools.get(request.name), tools, agent_id, execution_id, model_call_id, now
+    """One `ToolCall` per request, in request order: completed (refused), or as `authorization.gate` says."""
+    calls = []
+    for position, request in enumerate(requests):
+        bound = tools.get(request.name)
+        call, arguments = _prepare(
+            request, position, bound, tools, agent_id, execution_id, model_call_id, now
         )
-        for position, request in enumerate(requests)
-    )
+        if bound is not None and arguments is not None:
+            call = gate(call, bound, arguments, rules=rules, has_policy=has_policy, now=now)
+        calls.append(call)
+    return tuple(calls)
 
 
 def _prepare(
@@ -50,7 +59,8 @@ def _prepare(
     execution_id: str,
     model_call_id: str,
     now: datetime,
-) -> ToolCall:
+) -> tuple[ToolCall, dict[str, Any] | None]:
+    """The call, and its arguments unless it was refused."""
     row = ToolCallRow(
         tool_call_id=tool_call_id(execution_id, model_call_id, request.id, position, request.name),
         execution_id=execution_id,
@@ -62,23 +72,20 @@ def _prepare(
         arguments=None,
         status=ToolCallStatus.INTENT,
         replay=bound.spec.replay.value if bound else "never",
-        requires_approval=bound.spec.requires_approval if bound else False,
+        requires_approval=bound is not None and bound.spec.requires_approval is True,
         schema_hash=bound.spec.parameters.hash if bound else "",
         created_at=now,
     )
     call = ToolCall(ToolPhase.IDLE, row).move(ToolPhase.VALIDATING)
     if bound is None:
-        return _refuse(call, "unknown_tool", _unknown_tool(request.name, tools), now)
+        return _refuse(call, "unknown_tool", _unknown_tool(request.name, tools), now), None
     try:
         arguments = bound.spec.parameters.decode(request.arguments)
     except ArgumentError as error:
         # the model is told what was wrong with what it wrote; the record must not quote a hidden parameter
         shown = "the arguments do not fit the schema" if bound.spec.redact_params else str(error)
-        return _refuse(call, "invalid_arguments", str(error), now, recorded=shown)
-    call = call.move(ToolPhase.AUTHORIZING, arguments=arguments)
-    if bound.spec.requires_approval:
-        return call.move(ToolPhase.AWAITING_APPROVAL, status=ToolCallStatus.AWAITING_APPROVAL)
-    return call.move(ToolPhase.AUTHORIZED)
+        return _refuse(call, "invalid_arguments", str(error), now, recorded=shown), None
+    return call, arguments
 
 
 def _refuse(call: ToolCall, code: str, message: str, now: datetime, *, recorded: str = "") -> ToolCall:

@@ -254,6 +254,7 @@ class Draft:
         context_revision = root.context_revision + (1 if ended and view_changed else 0)
         lifecycle = Lifecycle.IDLE if ended else _LIFECYCLE[row.status]
         number = self.state.commits + 1
+        changed = self._tool_rows(new=False)
         commit = Commit(
             commit_id=commit_id(root.agent_id, root.epoch, number),
             step=step,
@@ -271,7 +272,8 @@ class Draft:
             new_model_calls=tuple(self._new_model_calls),
             model_calls=tuple(self._model_calls),
             new_tool_calls=self._tool_rows(new=True),
-            tool_calls=self._tool_rows(new=False),
+            tool_calls=tuple(row for row in changed if not self._is_revised(row)),
+            revised_tool_calls=tuple(row for row in changed if self._is_revised(row)),
             new_approvals=self._approval_rows(new=True),
             approvals=self._approval_rows(new=False),
             events=tuple(self._events),
@@ -317,6 +319,15 @@ class Draft:
             for call in calls
             if (call.row.tool_call_id not in self._batch_before) is new
             and call is not self._batch_before.get(call.row.tool_call_id)
+        )
+
+    def _is_revised(self, row: ToolCallRow) -> bool:
+        """Whether more than the outcome of this stored call has changed."""
+        before = self._batch_before[row.tool_call_id].row
+        return (
+            row.arguments is not before.arguments
+            or row.authorization is not before.authorization
+            or row.requires_approval is not before.requires_approval
         )
 
     def _approval_rows(self, *, new: bool) -> tuple[ApprovalRow, ...]:

@@ -22,13 +22,10 @@ from phronomy_ray.errors import (
     IllegalTransitionError,
     InvalidInputError,
     ModelError,
-    NotFoundError,
     OutputTruncatedError,
-    StateConflictError,
 )
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import (
-    ApprovalStatus,
     Channel,
     ExecutionRow,
     ExecutionStatus,
@@ -36,17 +33,22 @@ from phronomy_ray.journal import (
     Phase,
     RecordKind,
 )
-from phronomy_ray.kernel import tools_step
+from phronomy_ray.kernel import humans, tools_step
+from phronomy_ray.kernel.approvals import settle_batch
+from phronomy_ray.kernel.authorization import announce_decisions, apply_verdicts, is_awaited, wait_for_code
 from phronomy_ray.kernel.batch import prepare_batch
 from phronomy_ray.kernel.draft import Draft, new_draft
-from phronomy_ray.kernel.ending import cancelled, completed, failed, rejected
+from phronomy_ray.kernel.ending import cancelled, completed, failed
 from phronomy_ray.kernel.late import record_late
+from phronomy_ray.kernel.resolution import ask_for_resolution
 from phronomy_ray.kernel.state import (
     AgentState,
+    Authorized,
     Cancel,
     Decide,
     Env,
     Execution,
+    Expire,
     Input,
     ModelAnswered,
     ModelFailed,
@@ -63,7 +65,6 @@ from phronomy_ray.kernel.state import (
     StopWork,
     ToolOutcomes,
     ToolsLate,
-    pending_approvals,
     without_change,
 )
 from phronomy_ray.kernel.transitions import ToolPhase
@@ -93,16 +94,20 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
             return _model_failed(state, event, env)
         case ModelStopped():
             return _model_stopped(state, event, env)
+        case Authorized():
+            return _authorized(state, event, env)
         case ToolOutcomes():
             return _tool_outcomes(state, event, env)
         case ToolsLate():
             return record_late(state, event, env)
         case Decide():
-            return _decide(state, event, env)
+            return _carry_on(humans.decide(state, event, env), "decision")
         case Resolve():
-            return _resolve(state, event, env)
+            return _carry_on(humans.resolve(state, event, env), "resolution")
         case Cancel():
-            return _cancel(state, event, env)
+            return humans.cancel(state, event, env)
+        case Expire():
+            return _carry_on(humans.expire(state, env), "expiry")
         case Recover():
             return _recover(state, event, env)
     assert_never(event)
@@ -245,9 +250,12 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
             execution_id=execution.row.execution_id,
             model_call_id=call_id,
             now=env.now,
+            rules=event.rules,
+            has_policy=env.definition.tool_approval_policy is not None,
         )
         draft.set_batch(batch)
         tools_step.announce(draft)
+        announce_decisions(draft, batch)
     if execution.row.cancel_requested_at is not None:
         return cancelled(draft, "cancel")
     cut = _cut(text, answer.finish_reason)
@@ -257,11 +265,9 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
         return _empty_answer(draft, answer.finish_reason)
     if not message.tool_calls:
         return completed(draft, text, "terminal")
-    if any(call.phase is ToolPhase.AWAITING_APPROVAL for call in draft.execution.batch):
-        tools_step.ask(draft)
-        return draft.finish("suspend")
-    tools_step.dispatch(draft)
-    return after_batch(draft, "batch")
+    if wait_for_code(draft):
+        return draft.finish("batch")
+    return settle_batch(draft, "batch") or after_batch(draft, "batch")
 
 
 def _cut(text: str, finish: FinishReason) -> ErrorRecord | None:
@@ -319,7 +325,19 @@ def _model_stopped(state: AgentState, event: ModelStopped, env: Env) -> Step:
     return cancelled(Draft(state, env, execution), "cancel")
 
 
-# --- tools -----------------------------------------------------------------------------------------------------
+# --- authorization and tools -----------------------------------------------------------------------------------
+
+
+def _authorized(state: AgentState, event: Authorized, env: Env) -> Step:
+    if state.execution is None:
+        return without_change(state)
+    draft = Draft(state, env, state.execution)
+    if not is_awaited(draft, event):
+        return without_change(state)
+    apply_verdicts(draft, event)
+    if draft.execution.row.cancel_requested_at is not None:
+        return cancelled(draft, "cancel")
+    return settle_batch(draft, "authorized") or after_batch(draft, "authorized")
 
 
 def _tool_outcomes(state: AgentState, event: ToolOutcomes, env: Env) -> Step:
@@ -332,6 +350,10 @@ def _tool_outcomes(state: AgentState, event: ToolOutcomes, env: Env) -> Step:
     return after_batch(draft, "results")
 
 
+def _carry_on(found: Step | Draft, name: str) -> Step:
+    return found if isinstance(found, Step) else after_batch(found, name)
+
+
 def after_batch(draft: Draft, name: str) -> Step:
     """Go on as the present batch allows: wait, ask a human, end, or call the model with the results."""
     batch = draft.execution.batch
@@ -340,7 +362,7 @@ def after_batch(draft: Draft, name: str) -> Step:
     if draft.execution.row.cancel_requested_at is not None:
         return cancelled(draft, "cancel")
     if any(call.phase is ToolPhase.UNRESOLVED for call in batch):
-        tools_step.ask_for_resolution(draft)
+        ask_for_resolution(draft)
         return draft.finish("unresolved")
     fatal = tools_step.journal_batch(draft)
     if fatal is not None:
@@ -354,87 +376,15 @@ def _at_limit(draft: Draft) -> bool:
     return draft.execution.progress.model_calls >= draft.env.definition.max_iterations
 
 
-# --- humans ----------------------------------------------------------------------------------------------------
-
-
-def _held(state: AgentState, execution_id: str) -> Execution:
-    if state.execution is None or state.execution.row.execution_id != execution_id:
-        raise StateConflictError(
-            f"execution {execution_id} is not the running execution of agent {state.root.agent_id!r}",
-            details={"execution_id": execution_id, "agent_id": state.root.agent_id},
-        )
-    return state.execution
-
-
-def _decide(state: AgentState, event: Decide, env: Env) -> Step:
-    execution = _held(state, event.execution_id)
-    wanted = ApprovalStatus.APPROVED if event.approved else ApprovalStatus.REJECTED
-    request = next(
-        (item for item in execution.approvals if item.approval_request_id == event.approval_request_id), None
-    )
-    if request is None:
-        raise NotFoundError(
-            f"execution {event.execution_id} has no open approval request {event.approval_request_id!r}",
-            details={"open": [item.approval_request_id for item in pending_approvals(execution)]},
-        )
-    if request.status is wanted:
-        return without_change(state)
-    if request.status is not ApprovalStatus.PENDING:
-        raise StateConflictError(
-            f"approval request {request.approval_request_id} was already {request.status.value}",
-            details={"status": request.status.value},
-        )
-    draft = Draft(state, env, execution)
-    tools_step.decide(draft, request, wanted, event)
-    if not event.approved:
-        return rejected(draft, event.reason, "rejected")
-    if pending_approvals(draft.execution):
-        return draft.finish("decision")
-    draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
-    tools_step.dispatch(draft)
-    return after_batch(draft, "decision")
-
-
-def _resolve(state: AgentState, event: Resolve, env: Env) -> Step:
-    execution = _held(state, event.execution_id)
-    if event.expected_revision is not None and event.expected_revision != execution.row.revision:
-        raise StateConflictError(
-            f"execution {event.execution_id} is at revision {execution.row.revision}, not {event.expected_revision}",
-            details={"revision": execution.row.revision},
-        )
-    draft = Draft(state, env, execution)
-    tools_step.resolve(draft, event)
-    if any(call.phase is ToolPhase.UNRESOLVED for call in draft.execution.batch):
-        return draft.finish("resolution")
-    if draft.execution.row.status is ExecutionStatus.SUSPENDED:
-        draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
-    return after_batch(draft, "resolution")
-
-
-def _cancel(state: AgentState, event: Cancel, env: Env) -> Step:
-    execution = _held(state, event.execution_id)
-    row = execution.row
-    draft = Draft(state, env, execution)
-    if row.cancel_requested_at is not None and row.status is not ExecutionStatus.SUSPENDED:
-        return without_change(state, StopWork(row.execution_id))
-    draft.execution = replace(
-        draft.execution, row=replace(row, cancel_requested_at=env.now, terminal_reason=event.reason)
-    )
-    works = execution.model_call is not None or any(call.is_live for call in execution.batch)
-    if not works:
-        return cancelled(draft, "cancel")
-    draft.move(row.status, row.phase)
-    draft.effects.append(StopWork(row.execution_id))
-    return draft.finish("cancel_intent")
-
-
 # --- recovery --------------------------------------------------------------------------------------------------
 
 
 def _recover(state: AgentState, event: Recover, env: Env) -> Step:
     execution = state.execution
-    if execution is None or execution.row.status is ExecutionStatus.SUSPENDED:
+    if execution is None:
         return without_change(state)
+    if execution.row.status is ExecutionStatus.SUSPENDED:
+        return _carry_on(humans.expire(state, env), "expiry")
     row = execution.row
     draft = Draft(state, env, execution)
     draft.event(EventType.RECOVERED, {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})
@@ -452,6 +402,9 @@ def _recover(state: AgentState, event: Recover, env: Env) -> Step:
         case Phase.CALLING_MODEL:
             draft.move(row.status, row.phase)
             draft.effects.append(draft.repeat_model_call())
+            return draft.finish("recover")
+        case Phase.AUTHORIZING:
+            wait_for_code(draft)
             return draft.finish("recover")
         case Phase.DISPATCHING_TOOLS | Phase.RECOVERY_TOOLS:
             draft.move(row.status, row.phase)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from phronomy_ray.approvals import ApprovalEvaluationRequest, CallAuthorization, StandingRule
 from phronomy_ray.assembly.binding import Binding
 from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import check_format
@@ -216,6 +217,8 @@ class ModelAnswered:
 
     model_call_id: str
     answer: ModelAnswer
+    #: Standing rules in force when the answer arrived, if it holds tool calls.
+    rules: tuple[StandingRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,15 @@ class ModelStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Authorized:
+    """User code has said which calls of a batch may run."""
+
+    execution_id: str
+    model_call_id: str
+    verdicts: tuple[CallAuthorization, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolOutcomes:
     """Outcomes of dispatched calls, in any order."""
 
@@ -250,6 +262,8 @@ class Decide:
     approved: bool
     decided_by: str | None = None
     reason: str | None = None
+    #: With an approval: run the call with these arguments instead of the model's.
+    edited_arguments: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +299,11 @@ class ToolsLate:
 
 
 @dataclass(frozen=True, slots=True)
+class Expire:
+    """The time of an approval request may be over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recover:
     """A new owner has taken the agent."""
 
@@ -299,11 +318,13 @@ Input: TypeAlias = (
     | ModelAnswered
     | ModelFailed
     | ModelStopped
+    | Authorized
     | ToolOutcomes
     | ToolsLate
     | Decide
     | Resolve
     | Cancel
+    | Expire
     | Recover
 )
 
@@ -325,6 +346,15 @@ class CallModel:
 
     request: ModelRequest
     stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Authorize:
+    """Ask user code about each of these calls, then send one `Authorized` for all of them."""
+
+    execution_id: str
+    model_call_id: str
+    requests: tuple[ApprovalEvaluationRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +385,7 @@ class Settled:
     row: ExecutionRow
 
 
-Effect: TypeAlias = Prepare | CallModel | DispatchTools | StopWork | Publish | Settled
+Effect: TypeAlias = Prepare | CallModel | Authorize | DispatchTools | StopWork | Publish | Settled
 
 
 @dataclass(frozen=True, slots=True)

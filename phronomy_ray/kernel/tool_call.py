@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from phronomy_ray.errors import ErrorRecord
+from phronomy_ray.errors import DefinitionChangedError, ErrorRecord
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel.transitions import (
     LIVE_PHASES,
@@ -85,6 +85,18 @@ class ToolCall:
         """Its owner or worker died before an outcome arrived: note the lost attempt, keep the phase."""
         entry = {"number": self.row.attempt, "status": "lost"}
         return ToolCall(self.phase, replace(self.row, attempts=[*self.row.attempts, entry]))
+
+    def stop_for_change(self, why: str, *, fatal: bool, now: datetime) -> ToolCall:
+        """Fail it because its tool is not the one any more that it was made for; this dispatch does not happen."""
+        error = ErrorRecord("DefinitionChangedError", DefinitionChangedError.default_code, why)
+        changes: dict[str, Any] = {
+            "status": ToolCallStatus.FAILED,
+            "error": _error_wire(error, fatal=fatal),
+            "model_text": f"Error ({error.code}): {why}; this call was not performed.",
+            "ended_at": now,
+        }
+        call = self.running() if self.is_live else self
+        return call.move(ToolPhase.FAILED if fatal else ToolPhase.COMPLETED, **changes)
 
     def close(self, status: ToolCallStatus, text: str, now: datetime) -> ToolCall:
         """End it without its body having run, or without knowing (`UNKNOWN` at a cancellation)."""

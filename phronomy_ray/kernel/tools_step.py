@@ -1,4 +1,4 @@
-"""What one step does to the calls of a batch: announce, ask, dispatch, settle, resolve, close, journal."""
+"""What one step does to the calls of a batch: announce, dispatch, settle, close, journal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from phronomy_ray.canonical_json import dumps
 from phronomy_ray.definition.tool import OnError, ToolSpec
 from phronomy_ray.errors import (
     ErrorRecord,
-    InvalidInputError,
     MaxIterationsError,
-    NotFoundError,
-    StateConflictError,
     ToolError,
 )
 from phronomy_ray.events import EventType
-from phronomy_ray.ids import approval_request_id
 from phronomy_ray.journal import (
-    ApprovalRow,
     ApprovalStatus,
     Channel,
     ExecutionStatus,
@@ -28,7 +24,8 @@ from phronomy_ray.journal import (
     ToolCallStatus,
 )
 from phronomy_ray.kernel.draft import Draft
-from phronomy_ray.kernel.state import Decide, DispatchTools, Execution, Resolve
+from phronomy_ray.kernel.fingerprint import change_since
+from phronomy_ray.kernel.state import DispatchTools, Execution
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message
@@ -36,7 +33,6 @@ from phronomy_ray.redaction import REDACTED, redact_fields, redact_text, secret_
 from phronomy_ray.tool_calls import Attachment, ToolInvocation, ToolOutcome
 
 PREVIEW_CHARS = 300
-RESOLUTIONS = ("succeeded", "failed", "not_performed")
 
 _CLOSING_TEXT = {
     ToolCallStatus.NOT_PERFORMED: "Not performed: the turn ended before this call was started.",
@@ -64,87 +60,23 @@ def announce(draft: Draft) -> None:
             },
         )
         if call.is_settled:
-            _result_event(draft, row)
-
-
-def ask(draft: Draft) -> None:
-    """Suspend with one approval request per gated call; nothing of the batch has run."""
-    requests = []
-    for call in draft.execution.batch:
-        if call.phase is not ToolPhase.AWAITING_APPROVAL:
-            continue
-        row = call.row
-        request = ApprovalRow(
-            approval_request_id=approval_request_id(row.tool_call_id),
-            execution_id=row.execution_id,
-            agent_id=row.agent_id,
-            tool_call_id=row.tool_call_id,
-            tool_name=row.tool_name,
-            arguments=shown_arguments(draft, row),
-            status=ApprovalStatus.PENDING,
-            created_at=draft.env.now,
-        )
-        requests.append(request)
-        facts = {
-            "approval_request_id": request.approval_request_id,
-            "tool_call_id": row.tool_call_id,
-            "tool_name": row.tool_name,
-            "arguments": request.arguments,
-        }
-        draft.record(
-            RecordKind.APPROVAL_REQUIRED,
-            Channel.APPROVAL,
-            facts,
-            causation=row.tool_call_id,
-            model_call=row.model_call_id,
-        )
-        draft.event(EventType.APPROVAL_REQUIRED, facts)
-    draft.set_approvals(requests)
-    draft.move(ExecutionStatus.ACTIVE, Phase.APPROVAL)
-    draft.move(ExecutionStatus.SUSPENDED, Phase.APPROVAL)
-
-
-def decide(draft: Draft, request: ApprovalRow, status: ApprovalStatus, event: Decide) -> None:
-    """Record a human's answer to one request and move its call."""
-    draft.set_approvals(
-        replace(
-            item, status=status, decided_at=draft.env.now, decided_by=event.decided_by, reason=event.reason
-        )
-        if item is request
-        else item
-        for item in draft.execution.approvals
-    )
-    facts = {
-        "approval_request_id": request.approval_request_id,
-        "tool_call_id": request.tool_call_id,
-        "approved": event.approved,
-        "decided_by": event.decided_by,
-        "reason": event.reason,
-    }
-    draft.record(RecordKind.APPROVAL_DECIDED, Channel.APPROVAL, facts, causation=request.tool_call_id)
-    draft.event(EventType.APPROVAL_DECIDED, facts)
-
-    def moved(call: ToolCall) -> ToolCall:
-        if call.row.tool_call_id != request.tool_call_id:
-            return call
-        if event.approved:
-            return call.move(ToolPhase.AUTHORIZED, status=ToolCallStatus.INTENT)
-        return call.close(ToolCallStatus.REJECTED, _CLOSING_TEXT[ToolCallStatus.REJECTED], draft.env.now)
-
-    draft.set_batch(moved(call) for call in draft.execution.batch)
+            result_event(draft, row)
 
 
 # --- dispatch and outcomes -------------------------------------------------------------------------------------
 
 
-def dispatch(draft: Draft) -> None:
-    """Queue every authorised call for its next attempt."""
-    _dispatch(
-        draft, {call.row.tool_call_id for call in draft.execution.batch if call.phase is ToolPhase.AUTHORIZED}
-    )
+def dispatch(
+    draft: Draft, ids: set[str] | None = None, *, alone: bool = False, checked: bool = False
+) -> None:
+    """Queue these calls, or every authorised one, for their next attempt.
 
-
-def _dispatch(draft: Draft, ids: set[str], *, alone: bool = False) -> None:
+    `checked` closes those whose tool has changed since the model, or a human, was shown it: they do not run.
+    """
+    if ids is None:
+        ids = {call.row.tool_call_id for call in draft.execution.batch if call.phase is ToolPhase.AUTHORIZED}
+    if checked:
+        ids = ids - _close_changed(draft, ids)
     if draft.execution.row.phase is not Phase.DISPATCHING_TOOLS:
         draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
     if not ids:
@@ -186,6 +118,30 @@ def live_invocations(execution: Execution, epoch: int) -> tuple[ToolInvocation, 
     return tuple(_invocation(execution, call, epoch) for call in execution.batch if call.is_live)
 
 
+def _close_changed(draft: Draft, ids: set[str]) -> set[str]:
+    """Close those of `ids` that must not run as the agent's tools are now; returns them."""
+    approvals = {item.tool_call_id: item for item in draft.execution.approvals}
+    changed: set[str] = set()
+    batch = []
+    for call in draft.execution.batch:
+        row = call.row
+        why = None
+        if row.tool_call_id in ids:
+            why = change_since(row, draft.tools.tools, draft.env.definition, approvals.get(row.tool_call_id))
+        if why is not None:
+            changed.add(row.tool_call_id)
+            spec = spec_of(draft, row)
+            fatal = spec is None or spec.on_error is OnError.RAISE
+            call = call.stop_for_change(why, fatal=fatal, now=draft.env.now)
+        batch.append(call)
+    if changed:
+        draft.set_batch(batch)
+        for call in batch:
+            if call.row.tool_call_id in changed:
+                result_event(draft, call.row)
+    return changed
+
+
 def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
     """Settle calls by the outcomes of their present attempts; whether any fitted. Others are consumed without effect."""
     reported: dict[tuple[str, int], ToolOutcome] = {}
@@ -208,7 +164,7 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
                 again.add(call.row.tool_call_id)
                 continue
             outcome = _worker_died(outcome, call.row.attempt)
-        fatal = not stopping and _is_fatal(draft, call.row, outcome)
+        fatal = not stopping and is_fatal(draft, call.row, outcome)
         moved = call.settle(outcome, fatal=fatal, now=draft.env.now)
         if moved.phase is ToolPhase.UNRESOLVED and stopping:
             moved = moved.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
@@ -216,9 +172,9 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
         settled.append(moved.row)
     draft.set_batch(batch)
     for row in settled:
-        _result_event(draft, row)
+        result_event(draft, row)
     if again:
-        _dispatch(draft, again, alone=True)
+        dispatch(draft, again, alone=True)
     return bool(again or settled)
 
 
@@ -232,10 +188,11 @@ def _worker_died(outcome: ToolOutcome, attempts: int) -> ToolOutcome:
     )
 
 
-def _is_fatal(draft: Draft, row: ToolCallRow, outcome: ToolOutcome) -> bool:
+def is_fatal(draft: Draft, row: ToolCallRow, outcome: ToolOutcome) -> bool:
+    """Whether this outcome of a call ends the execution."""
     if outcome.status not in (ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT):
         return False
-    spec = _spec(draft, row)
+    spec = spec_of(draft, row)
     return spec is None or spec.on_error is OnError.RAISE
 
 
@@ -263,7 +220,7 @@ def redispatch_lost(draft: Draft, known: Attachment) -> None:
             outcome = _worker_died(
                 ToolOutcome(row.tool_call_id, row.attempt, ToolCallStatus.FAILED), row.attempt
             )
-            call = call.settle(outcome, fatal=_is_fatal(draft, row, outcome), now=draft.env.now)
+            call = call.settle(outcome, fatal=is_fatal(draft, row, outcome), now=draft.env.now)
             settled.append(call.row)
         elif call.is_live:
             call = call.running().lost()
@@ -273,9 +230,9 @@ def redispatch_lost(draft: Draft, known: Attachment) -> None:
         batch.append(call)
     draft.set_batch(batch)
     for row in settled:
-        _result_event(draft, row)
+        result_event(draft, row)
     if again:
-        _dispatch(draft, again)
+        dispatch(draft, again, checked=True)
 
 
 def lose_running(draft: Draft, known: Attachment) -> bool:
@@ -290,81 +247,6 @@ def lose_running(draft: Draft, known: Attachment) -> bool:
         batch.append(call)
     draft.set_batch(batch)
     return runs
-
-
-def ask_for_resolution(draft: Draft) -> None:
-    """Suspend until a human says what became of each unresolved call."""
-    draft.move(ExecutionStatus.SUSPENDED, Phase.RECOVERY_TOOLS)
-    for call in draft.execution.batch:
-        if call.phase is ToolPhase.UNRESOLVED:
-            draft.event(
-                EventType.RESOLUTION_REQUIRED,
-                {
-                    "tool_call_id": call.row.tool_call_id,
-                    "tool_name": call.row.tool_name,
-                    "arguments": shown_arguments(draft, call.row),
-                    "allowed_outcomes": list(RESOLUTIONS),
-                    "attempt": call.row.attempt,
-                    "execution_revision": draft.execution.row.revision + 1,
-                    "reason": "the process that ran this call was lost and its replay rule is 'never'",
-                },
-            )
-
-
-def resolve(draft: Draft, event: Resolve) -> None:
-    """Settle one unresolved call by a human's word.
-
-    Raises:
-        NotFoundError: the call is not waiting for one.
-        StateConflictError: it waits for one about another attempt.
-        InvalidInputError: the outcome does not fit what was given with it.
-    """
-    call = next((item for item in draft.execution.batch if item.row.tool_call_id == event.tool_call_id), None)
-    if call is None or call.phase is not ToolPhase.UNRESOLVED:
-        waiting = [
-            item.row.tool_call_id for item in draft.execution.batch if item.phase is ToolPhase.UNRESOLVED
-        ]
-        raise NotFoundError(
-            f"tool call {event.tool_call_id!r} does not wait for a resolution", details={"waiting": waiting}
-        )
-    if event.expected_attempt is not None and event.expected_attempt != call.row.attempt:
-        raise StateConflictError(
-            f"tool call {event.tool_call_id!r} waits for a word about attempt {call.row.attempt}, not "
-            f"{event.expected_attempt}",
-            details={"attempt": call.row.attempt},
-        )
-    if event.outcome not in RESOLUTIONS:
-        raise InvalidInputError(f"outcome must be one of {', '.join(RESOLUTIONS)}, not {event.outcome!r}")
-    if event.outcome != "failed" and event.error:
-        raise InvalidInputError(f"outcome {event.outcome!r} takes no error")
-    if event.outcome != "succeeded" and event.result is not None:
-        raise InvalidInputError(f"outcome {event.outcome!r} takes no result")
-    draft.event(
-        EventType.RESOLVED,
-        {"tool_call_id": event.tool_call_id, "outcome": event.outcome, "decided_by": event.decided_by},
-    )
-    if event.outcome == "not_performed":
-        _dispatch(draft, {event.tool_call_id})
-        return
-    if event.outcome == "succeeded":
-        outcome = ToolOutcome(
-            call.row.tool_call_id, call.row.attempt, ToolCallStatus.SUCCEEDED, event.result_text, event.result
-        )
-    else:
-        if not event.error:
-            raise InvalidInputError("outcome 'failed' needs an error text")
-        record = ErrorRecord("ToolError", "resolved_failed", event.error)
-        outcome = ToolOutcome(
-            call.row.tool_call_id,
-            call.row.attempt,
-            ToolCallStatus.FAILED,
-            f"Error (resolved_failed): {event.error}",
-            error=record,
-        )
-    settled = call.settle(outcome, fatal=_is_fatal(draft, call.row, outcome), now=draft.env.now)
-    draft.set_batch(settled if item is call else item for item in draft.execution.batch)
-    _result_event(draft, settled.row)
-    draft.move(draft.execution.row.status, draft.execution.row.phase)
 
 
 # --- closing ---------------------------------------------------------------------------------------------------
@@ -382,14 +264,14 @@ def close_open_calls(draft: Draft) -> None:
             closed.append(
                 call.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
             )
-        elif call.phase is ToolPhase.AWAITING_APPROVAL or call.phase is ToolPhase.AUTHORIZED:
+        elif call.phase in (ToolPhase.AUTHORIZING, ToolPhase.AWAITING_APPROVAL, ToolPhase.AUTHORIZED):
             text = _CLOSING_TEXT[ToolCallStatus.NOT_PERFORMED]
             closed.append(call.close(ToolCallStatus.NOT_PERFORMED, text, draft.env.now))
         else:
             closed.append(call)
     for before, call in zip(draft.execution.batch, closed, strict=True):
         if before is not call:
-            _result_event(draft, call.row)
+            result_event(draft, call.row)
     draft.set_batch(closed)
     draft.set_approvals(
         replace(item, status=ApprovalStatus.VOID, decided_at=draft.env.now)
@@ -418,6 +300,8 @@ def journal_batch(draft: Draft) -> ErrorRecord | None:
             },
         )
         text = row.model_text if row.model_text is not None else _CLOSING_TEXT.get(row.status, "")
+        if (row.authorization or {}).get("edited_by"):
+            text = f"(A human changed the arguments of this call to {dumps(row.arguments)}.)\n{text}"
         draft.message(
             RecordKind.TOOL_MESSAGE,
             Channel.TOOL,
@@ -455,12 +339,13 @@ def iteration_limit(draft: Draft) -> ErrorRecord:
 
 def shown_arguments(draft: Draft, row: ToolCallRow) -> Any:
     """Arguments as events and displays may show them."""
-    spec = _spec(draft, row)
+    spec = spec_of(draft, row)
     return redact_fields(row.arguments, spec.redact_params if spec else ())
 
 
-def _result_event(draft: Draft, row: ToolCallRow) -> None:
-    spec = _spec(draft, row)
+def result_event(draft: Draft, row: ToolCallRow) -> None:
+    """Tell observers what became of a call, without what is hidden."""
+    spec = spec_of(draft, row)
     text = row.model_text or _CLOSING_TEXT.get(row.status, "")
     names = spec.redact_params if spec is not None else ()
     # refused arguments are quoted in the refusal and were never taken apart, so there is nothing to search for
@@ -487,6 +372,7 @@ def _public_error(error: dict[str, Any] | None) -> dict[str, Any] | None:
     return {key: value for key, value in error.items() if key not in ("traceback", "fatal")}
 
 
-def _spec(draft: Draft, row: ToolCallRow) -> ToolSpec | None:
+def spec_of(draft: Draft, row: ToolCallRow) -> ToolSpec | None:
+    """The declaration of the call's tool as it is now; ``None`` when the agent has no such tool."""
     bound = draft.tools.tools.get(row.tool_name)
     return bound.spec if bound else None

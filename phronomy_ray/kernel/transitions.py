@@ -52,11 +52,20 @@ TOOL_MOVES: dict[ToolPhase, frozenset[ToolPhase]] = {
             ToolPhase.AWAITING_APPROVAL,
             ToolPhase.REJECTED,
             ToolPhase.FAILED,
+            ToolPhase.COMPLETED,  # could not be authorised, and its tool's failures are told to the model
             ToolPhase.CANCELLED,
         }
     ),
     ToolPhase.AWAITING_APPROVAL: frozenset({ToolPhase.AUTHORIZED, ToolPhase.REJECTED, ToolPhase.CANCELLED}),
-    ToolPhase.AUTHORIZED: frozenset({ToolPhase.QUEUED, ToolPhase.CANCELLED}),
+    ToolPhase.AUTHORIZED: frozenset(
+        {
+            ToolPhase.QUEUED,
+            ToolPhase.CANCELLED,
+            # its tool has changed since, so it is not dispatched
+            ToolPhase.COMPLETED,
+            ToolPhase.FAILED,
+        }
+    ),
     ToolPhase.QUEUED: frozenset({ToolPhase.RUNNING, ToolPhase.CANCELLED}),
     ToolPhase.RUNNING: frozenset(
         {
@@ -82,6 +91,7 @@ LIVE_PHASES = frozenset({ToolPhase.QUEUED, ToolPhase.RUNNING})
 
 #: Phase that a stored call is restored to; settled statuses are refined by `ToolCall.restore`.
 RESTORED_PHASE: dict[ToolCallStatus, ToolPhase] = {
+    ToolCallStatus.AUTHORIZING: ToolPhase.AUTHORIZING,
     ToolCallStatus.INTENT: ToolPhase.AUTHORIZED,
     ToolCallStatus.AWAITING_APPROVAL: ToolPhase.AWAITING_APPROVAL,
     ToolCallStatus.DISPATCHED: ToolPhase.RUNNING,

@@ -75,6 +75,11 @@ class PreparedCommit:
                 [rows.tool_call_changes(r, encoder) for r in commit.tool_calls],
             ),
             (
+                "tool call",
+                statements.UPDATE_REVISED_TOOL_CALL,
+                [rows.tool_call_revision(r, encoder) for r in commit.revised_tool_calls],
+            ),
+            (
                 "approval",
                 statements.UPDATE_APPROVAL,
                 [rows.approval_changes(r, encoder) for r in commit.approvals],
@@ -211,6 +216,7 @@ def _check_shape(commit: Commit) -> None:
     owners = [
         *executions,
         *commit.tool_calls,
+        *commit.revised_tool_calls,
         *commit.new_tool_calls,
         *commit.approvals,
         *commit.new_approvals,

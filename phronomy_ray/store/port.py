@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Protocol
 
+from phronomy_ray.approvals import StandingRule
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.journal import (
     AgentRoot,
@@ -137,6 +138,29 @@ class Store(Protocol):
     ) -> list[ApprovalRow]:
         """Oldest first."""
         ...
+
+    # --- standing rules ----------------------------------------------------------------------------------------
+
+    def add_rule(self, rule: StandingRule) -> StandingRule:
+        """Keep `rule`; the same one again is one rule. Returns the stored one.
+
+        Raises `ConflictError` when another rule has its id. `CommitOutcomeUnknownError`: adding again tells.
+        """
+        ...
+
+    def revoke_rule(self, rule_id: str, *, revoked_by: str, now: datetime) -> StandingRule:
+        """End a rule; the first revocation counts and is what every later one returns. Raises `NotFoundError`."""
+        ...
+
+    def rules_in_force(self, *, agent_id: str, definition_id: str, now: datetime) -> list[StandingRule]:
+        """Rules that hold for this agent at `now`, oldest first: one indexed query."""
+        ...
+
+    def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
+        """All rules, also revoked and expired ones, oldest first."""
+        ...
+
+    # --- events ------------------------------------------------------------------------------------------------
 
     def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
         """Durable events with ``seq > after``, ascending."""

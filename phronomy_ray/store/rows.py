@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
+from phronomy_ray.approvals import RuleEffect, StandingRule
 from phronomy_ray.canonical_json import loads
 from phronomy_ray.errors import SerializationError
 from phronomy_ray.journal import (
@@ -285,6 +286,8 @@ def tool_call_columns(row: ToolCallRow, encoder: RowEncoder) -> Columns:
         "created_at": encode_time(row.created_at),
         "started_at": encode_optional_time(row.started_at),
         "ended_at": encode_optional_time(row.ended_at),
+        "authorization": encoder.sealed(row.authorization),
+        "contract": encoder.sealed(row.contract) if row.contract else None,
     }
 
 
@@ -305,6 +308,17 @@ def tool_call_changes(row: ToolCallRow, encoder: RowEncoder) -> Columns:
         "new_attempts": encoder.sealed(row.attempts) if row.attempts else None,
         "new_started_at": encode_optional_time(row.started_at),
         "new_ended_at": encode_optional_time(row.ended_at),
+    }
+
+
+def tool_call_revision(row: ToolCallRow, encoder: RowEncoder) -> Columns:
+    """The columns of a ledger entry that authorization may change, with those that always change."""
+    arguments, arguments_ref = encoder.content(row.arguments)
+    return tool_call_changes(row, encoder) | {
+        "new_arguments": arguments,
+        "new_arguments_ref": arguments_ref,
+        "new_requires_approval": row.requires_approval,
+        "new_authorization": encoder.sealed(row.authorization),
     }
 
 
@@ -331,17 +345,21 @@ def to_tool_call(row: AnyRow, decoder: RowDecoder) -> ToolCallRow:
         attempts=decoder.sealed(row.attempts) or [],
         started_at=decode_optional_time(row.started_at),
         ended_at=decode_optional_time(row.ended_at),
+        authorization=decoder.sealed(row.authorization),
+        contract=decoder.sealed(row.contract) or {},
     )
 
 
 # --- approvals -------------------------------------------------------------------------------------------------
 
-APPROVAL_REFS = ("arguments_ref",)
+APPROVAL_REFS = ("arguments_ref", "facts_ref", "edited_arguments_ref")
 
 
 def approval_columns(row: ApprovalRow, encoder: RowEncoder) -> Columns:
     """All columns of a new approval request."""
     arguments, arguments_ref = encoder.content(row.arguments)
+    facts, facts_ref = encoder.content(row.facts)
+    edited, edited_ref = encoder.content(row.edited_arguments)
     return {
         "approval_request_id": row.approval_request_id,
         "execution_id": row.execution_id,
@@ -355,11 +373,22 @@ def approval_columns(row: ApprovalRow, encoder: RowEncoder) -> Columns:
         "decided_at": encode_optional_time(row.decided_at),
         "decided_by": encoder.sealed(row.decided_by),
         "reason": encoder.sealed(row.reason),
+        "batch_id": row.batch_id or None,
+        "asked_by": row.asked_by,
+        "tool_origin": plain_text(row.tool_origin),
+        "metadata": encoder.sealed(row.metadata) if row.metadata else None,
+        "facts": facts,
+        "facts_ref": facts_ref,
+        "expires_at": encode_optional_time(row.expires_at),
+        "fingerprint": encoder.sealed(row.fingerprint) if row.fingerprint else None,
+        "edited_arguments": edited,
+        "edited_arguments_ref": edited_ref,
     }
 
 
 def approval_changes(row: ApprovalRow, encoder: RowEncoder) -> Columns:
     """The columns of an approval request that change."""
+    edited, edited_ref = encoder.content(row.edited_arguments)
     return {
         "the_approval_request_id": row.approval_request_id,
         "the_agent_id": row.agent_id,
@@ -367,6 +396,9 @@ def approval_changes(row: ApprovalRow, encoder: RowEncoder) -> Columns:
         "new_decided_at": encode_optional_time(row.decided_at),
         "new_decided_by": encoder.sealed(row.decided_by),
         "new_reason": encoder.sealed(row.reason),
+        "new_fingerprint": encoder.sealed(row.fingerprint) if row.fingerprint else None,
+        "new_edited_arguments": edited,
+        "new_edited_arguments_ref": edited_ref,
     }
 
 
@@ -384,6 +416,52 @@ def to_approval(row: AnyRow, decoder: RowDecoder) -> ApprovalRow:
         decided_at=decode_optional_time(row.decided_at),
         decided_by=decoder.sealed(row.decided_by),
         reason=decoder.sealed(row.reason),
+        batch_id=row.batch_id or "",
+        asked_by=row.asked_by or "tool",
+        tool_origin=row.tool_origin or "local",
+        metadata=decoder.sealed(row.metadata) or {},
+        facts=decoder.content(row.facts, row.facts_ref),
+        expires_at=decode_optional_time(row.expires_at),
+        fingerprint=decoder.sealed(row.fingerprint) or {},
+        edited_arguments=decoder.content(row.edited_arguments, row.edited_arguments_ref),
+    )
+
+
+# --- standing rules --------------------------------------------------------------------------------------------
+
+
+def rule_columns(rule: StandingRule, encoder: RowEncoder) -> Columns:
+    """All columns of a new standing rule."""
+    return {
+        "rule_id": rule.rule_id,
+        "effect": rule.effect.value,
+        "tool_name": plain_text(rule.tool_name),
+        "scope": rule.scope,
+        "agent_id": rule.agent_id,
+        "definition_id": rule.definition_id,
+        "created_by": encoder.sealed(rule.created_by),
+        "created_at": encode_time(rule.created_at),
+        "reason": encoder.sealed(rule.reason),
+        "expires_at": encode_optional_time(rule.expires_at),
+        "revoked_at": encode_optional_time(rule.revoked_at),
+        "revoked_by": encoder.sealed(rule.revoked_by),
+    }
+
+
+def to_rule(row: AnyRow, decoder: RowDecoder) -> StandingRule:
+    """One standing rule."""
+    return StandingRule(
+        rule_id=row.rule_id,
+        effect=_member(RuleEffect, row.effect),
+        tool_name=row.tool_name,
+        created_by=decoder.sealed(row.created_by) or "",
+        created_at=decode_time(row.created_at),
+        agent_id=row.agent_id,
+        definition_id=row.definition_id,
+        reason=decoder.sealed(row.reason),
+        expires_at=decode_optional_time(row.expires_at),
+        revoked_at=decode_optional_time(row.revoked_at),
+        revoked_by=decoder.sealed(row.revoked_by),
     )
 
 

@@ -13,10 +13,12 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Executable
 
+from phronomy_ray.approvals import StandingRule, scope_key
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
+    ConflictError,
     InvalidInputError,
     NotFoundError,
     OwnershipLostError,
@@ -331,6 +333,57 @@ class SqlStore:
         if agent_id is not None:
             parameters["the_agent_id"] = agent_id
         return self._select(query, parameters, rows.to_approval, rows.APPROVAL_REFS)
+
+    # --- standing rules ----------------------------------------------------------------------------------------
+
+    def add_rule(self, rule: StandingRule) -> StandingRule:
+        """As `Store.add_rule`."""
+        columns = rows.rule_columns(rule, RowEncoder(self._codec))
+
+        def work(connection: Connection) -> StandingRule:
+            connection.execute(statements.INSERT_RULE[connection.dialect.name], columns)
+            row = connection.execute(statements.RULE, {"the_rule_id": rule.rule_id}).one()
+            return rows.to_rule(row, RowDecoder(self._codec, {}))
+
+        stored = self._write(work, repeat_unknown=True)
+        if replace(stored, revoked_at=None, revoked_by=None) != rule:
+            raise ConflictError(
+                f"another standing rule is stored as {rule.rule_id}", details={"rule_id": rule.rule_id}
+            )
+        return stored
+
+    def revoke_rule(self, rule_id: str, *, revoked_by: str, now: datetime) -> StandingRule:
+        """As `Store.revoke_rule`."""
+        changes = {
+            "the_rule_id": rule_id,
+            "new_revoked_at": encode_time(now),
+            "new_revoked_by": RowEncoder(self._codec).sealed(revoked_by),
+        }
+
+        def work(connection: Connection) -> StandingRule:
+            connection.execute(statements.REVOKE_RULE, changes)
+            row = connection.execute(statements.RULE, {"the_rule_id": rule_id}).one_or_none()
+            if row is None:
+                raise NotFoundError(f"no standing rule {rule_id!r}", details={"rule_id": rule_id})
+            return rows.to_rule(row, RowDecoder(self._codec, {}))
+
+        return self._write(work, repeat_unknown=True)
+
+    def rules_in_force(self, *, agent_id: str, definition_id: str, now: datetime) -> list[StandingRule]:
+        """As `Store.rules_in_force`."""
+        parameters = {
+            "everywhere": scope_key(),
+            "of_agent": scope_key(agent_id=agent_id),
+            "of_definition": scope_key(definition_id=definition_id),
+            "now": encode_time(now),
+        }
+        return self._select(statements.RULES_IN_FORCE, parameters, rows.to_rule)
+
+    def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
+        """As `Store.list_rules`."""
+        return self._select(statements.RULES, {"row_limit": _limit(limit)}, rows.to_rule)
+
+    # --- events ------------------------------------------------------------------------------------------------
 
     def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
         """As `Store.events`."""

@@ -20,12 +20,14 @@ from sqlalchemy import (
     desc,
     func,
     insert,
+    or_,
     select,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 from phronomy_ray.store.tables import (
+    IS_IN_FORCE,
     IS_OPEN,
     IS_PENDING,
     agents,
@@ -35,6 +37,7 @@ from phronomy_ray.store.tables import (
     executions,
     journal,
     model_calls,
+    standing_rules,
     store_meta,
     tool_calls,
 )
@@ -159,26 +162,30 @@ UPDATE_MODEL_CALL = (
     .values(**_changes(model_calls, "status", "manifest", "ended_at", "usage", "attempts", "error"))
 )
 
-UPDATE_TOOL_CALL = (
+_THE_TOOL_CALL = (
+    _is(tool_calls.c.tool_call_id, "the", "tool_call_id"),
+    _is(tool_calls.c.agent_id, "the", "agent_id"),
+)
+_OUTCOME = (
+    "status",
+    "attempt",
+    "model_text",
+    "model_text_ref",
+    "result",
+    "result_ref",
+    "error",
+    "attempts",
+    "started_at",
+    "ended_at",
+)
+UPDATE_TOOL_CALL = update(tool_calls).where(*_THE_TOOL_CALL).values(**_changes(tool_calls, *_OUTCOME))
+
+#: The same for a call that authorization has changed.
+UPDATE_REVISED_TOOL_CALL = (
     update(tool_calls)
-    .where(
-        _is(tool_calls.c.tool_call_id, "the", "tool_call_id"),
-        _is(tool_calls.c.agent_id, "the", "agent_id"),
-    )
+    .where(*_THE_TOOL_CALL)
     .values(
-        **_changes(
-            tool_calls,
-            "status",
-            "attempt",
-            "model_text",
-            "model_text_ref",
-            "result",
-            "result_ref",
-            "error",
-            "attempts",
-            "started_at",
-            "ended_at",
-        )
+        **_changes(tool_calls, *_OUTCOME, "arguments", "arguments_ref", "requires_approval", "authorization")
     )
 )
 
@@ -188,7 +195,49 @@ UPDATE_APPROVAL = (
         _is(approvals.c.approval_request_id, "the", "approval_request_id"),
         _is(approvals.c.agent_id, "the", "agent_id"),
     )
-    .values(**_changes(approvals, "status", "decided_at", "decided_by", "reason"))
+    .values(
+        **_changes(
+            approvals,
+            "status",
+            "decided_at",
+            "decided_by",
+            "reason",
+            "fingerprint",
+            "edited_arguments",
+            "edited_arguments_ref",
+        )
+    )
+)
+
+# --- standing rules --------------------------------------------------------------------------------------------
+
+INSERT_RULE = _PerEngine(standing_rules)
+
+#: The first revocation counts.
+REVOKE_RULE = (
+    update(standing_rules)
+    .where(_is(standing_rules.c.rule_id, "the", "rule_id"), IS_IN_FORCE)
+    .values(**_changes(standing_rules, "revoked_at", "revoked_by"))
+)
+
+RULE = select(standing_rules).where(_is(standing_rules.c.rule_id, "the", "rule_id"))
+
+RULES_IN_FORCE = (
+    select(standing_rules)
+    .where(
+        standing_rules.c.scope.in_(
+            [bindparam("everywhere"), bindparam("of_agent"), bindparam("of_definition")]
+        ),
+        IS_IN_FORCE,
+        or_(standing_rules.c.expires_at.is_(None), standing_rules.c.expires_at > bindparam("now")),
+    )
+    .order_by(standing_rules.c.created_at, standing_rules.c.rule_id)
+)
+
+RULES = (
+    select(standing_rules)
+    .order_by(standing_rules.c.created_at, standing_rules.c.rule_id)
+    .limit(bindparam("row_limit"))
 )
 
 # --- reads -----------------------------------------------------------------------------------------------------

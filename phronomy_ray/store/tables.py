@@ -216,6 +216,8 @@ tool_calls = Table(
     Column("created_at", Text, nullable=False),
     Column("started_at", Text),
     Column("ended_at", Text),
+    Column("authorization", Text),
+    Column("contract", Text),
 )
 Index("ix_tool_calls_execution_id", tool_calls.c.execution_id)
 
@@ -234,6 +236,16 @@ approvals = Table(
     Column("decided_at", Text),
     Column("decided_by", Text),
     Column("reason", Text),
+    Column("batch_id", _key()),
+    Column("asked_by", Text),
+    Column("tool_origin", Text),
+    Column("metadata", Text),
+    Column("facts", Text),
+    Column("facts_ref", Text),
+    Column("expires_at", Text),
+    Column("fingerprint", Text),
+    Column("edited_arguments", Text),
+    Column("edited_arguments_ref", Text),
 )
 Index("ix_approvals_execution_id", approvals.c.execution_id)
 Index("ix_approvals_agent_id", approvals.c.agent_id)
@@ -243,6 +255,32 @@ Index(
     approvals.c.created_at,
     sqlite_where=IS_PENDING,
     postgresql_where=IS_PENDING,
+)
+
+#: Answers in advance; a row is never changed but for its revocation.
+standing_rules = Table(
+    "standing_rules",
+    metadata,
+    Column("rule_id", _key(), primary_key=True),
+    Column("effect", Text, nullable=False),
+    Column("tool_name", Text, nullable=False),
+    Column("scope", _key(), nullable=False),
+    Column("agent_id", _key()),
+    Column("definition_id", Text),
+    Column("created_by", Text),
+    Column("created_at", _key(), nullable=False),
+    Column("reason", Text),
+    Column("expires_at", _key()),
+    Column("revoked_at", Text),
+    Column("revoked_by", Text),
+)
+IS_IN_FORCE = standing_rules.c.revoked_at.is_(None)
+#: Asked after every model answer that holds tool calls.
+Index(
+    "ix_standing_rules_in_force_scope",
+    standing_rules.c.scope,
+    sqlite_where=IS_IN_FORCE,
+    postgresql_where=IS_IN_FORCE,
 )
 
 events = Table(
@@ -259,6 +297,7 @@ events = Table(
 )
 
 __all__ = [
+    "IS_IN_FORCE",
     "IS_OPEN",
     "IS_PENDING",
     "OPEN_STATUSES",
@@ -272,6 +311,7 @@ __all__ = [
     "metadata",
     "model_calls",
     "one_open_execution",
+    "standing_rules",
     "store_meta",
     "tool_calls",
 ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
+from phronomy_ray.approvals import StandingRule
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import CommitOutcomeUnknownError, PhronomyError, StoreUnavailableError
 from phronomy_ray.journal import (
@@ -208,6 +209,27 @@ class FaultyStore:
                 execution_id=execution_id, agent_id=agent_id, pending_only=pending_only, limit=limit
             ),
         )
+
+    def add_rule(self, rule: StandingRule) -> StandingRule:
+        """As `Store.add_rule`."""
+        return self._run("add_rule", lambda: self.inner.add_rule(rule))
+
+    def revoke_rule(self, rule_id: str, *, revoked_by: str, now: datetime) -> StandingRule:
+        """As `Store.revoke_rule`."""
+        return self._run(
+            "revoke_rule", lambda: self.inner.revoke_rule(rule_id, revoked_by=revoked_by, now=now)
+        )
+
+    def rules_in_force(self, *, agent_id: str, definition_id: str, now: datetime) -> list[StandingRule]:
+        """As `Store.rules_in_force`."""
+        return self._run(
+            "rules_in_force",
+            lambda: self.inner.rules_in_force(agent_id=agent_id, definition_id=definition_id, now=now),
+        )
+
+    def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
+        """As `Store.list_rules`."""
+        return self._run("list_rules", lambda: self.inner.list_rules(limit=limit))
 
     def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
         """As `Store.events`."""

@@ -506,7 +506,7 @@ async def test_repeated_and_contradictory_decisions(lab: Any) -> None:
         await engine.decide(Decide("ex-unknown", request, True))
 
 
-async def test_a_rejection_ends_the_execution_and_the_next_prompt_has_no_open_call(
+async def test_a_batch_that_is_rejected_whole_ends_the_execution_and_the_next_prompt_has_no_open_call(
     lab: Any, paired: Paired
 ) -> None:
     ran: list[int] = []
@@ -520,18 +520,20 @@ async def test_a_rejection_ends_the_execution_and_the_next_prompt_has_no_open_ca
     engine = lab.engine(lab.define(script, free, write))
     await engine.start("ex1", "go")
     waiting = await lab.suspension(engine)
-    second = waiting.approvals[1].approval_request_id
+    first, second = (request.approval_request_id for request in waiting.approvals)
+    still = await engine.decide(Decide("ex1", first, False, "ann", "too early"))
+    assert still.suspended, "every gated call is decided first"
     result = await engine.decide(Decide("ex1", second, False, "bob", "not today"))
     assert result.status is ExecutionStatus.REJECTED
     assert result.rejected
     assert result.raise_for_status() is result
     assert ran == []
     statuses = [row.status for row in lab.store.tool_calls("ex1")]
-    assert statuses == [ToolCallStatus.NOT_PERFORMED, ToolCallStatus.NOT_PERFORMED, ToolCallStatus.REJECTED]
+    assert statuses == [ToolCallStatus.NOT_PERFORMED, ToolCallStatus.REJECTED, ToolCallStatus.REJECTED]
     approvals = {item.approval_request_id: item for item in lab.store.approvals(execution_id="ex1")}
     assert approvals[second].status is ApprovalStatus.REJECTED
     assert (approvals[second].decided_by, approvals[second].reason) == ("bob", "not today")
-    assert approvals[waiting.approvals[0].approval_request_id].status is ApprovalStatus.VOID
+    assert (approvals[first].status, approvals[first].decided_by) == (ApprovalStatus.REJECTED, "ann")
     assert lab.store.approvals(pending_only=True) == [], "nothing of an ended execution waits for an answer"
     await still_usable(lab, engine, paired)
     assert [m["role"] for m in lab.prompts()[-1]] == ["user", "user"]

@@ -182,6 +182,13 @@ class ModelStore:
             before = self.tool_calls[call.tool_call_id]
             assert not before.status.is_settled, f"{before.status} became {call.status}"
             assert call.attempt >= before.attempt
+            assert call.arguments == before.arguments
+            assert call.requires_approval == before.requires_approval
+            self.tool_calls[call.tool_call_id] = call
+        for call in commit.revised_tool_calls:
+            before = self.tool_calls[call.tool_call_id]
+            assert before.status in (ToolCallStatus.AUTHORIZING, ToolCallStatus.AWAITING_APPROVAL)
+            assert call.attempt in (0, 1), "revised after its first dispatch"
             self.tool_calls[call.tool_call_id] = call
         for approval in commit.new_approvals:
             assert approval.approval_request_id not in self.approvals

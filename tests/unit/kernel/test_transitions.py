@@ -33,13 +33,14 @@ EXECUTION_TABLE = {
     "blocked": "blocked",
 }
 
-#: Phronomy's machine; the last two lines and ``queued`` / ``unresolved`` after ``running`` are ours.
+#: Phronomy's machine; the last two lines, ``completed`` and ``failed`` after ``authorized``, ``completed`` after ``authorizing``, and ``queued`` / ``unresolved`` after
+#: ``running`` are ours.
 TOOL_TABLE = {
     "idle": "validating",
     "validating": "failed completed authorizing",
-    "authorizing": "cancelled failed rejected awaiting_approval authorized",
+    "authorizing": "cancelled failed completed rejected awaiting_approval authorized",
     "awaiting_approval": "authorized rejected cancelled",
-    "authorized": "queued cancelled",
+    "authorized": "queued cancelled completed failed",
     "queued": "running cancelled",
     "running": "cancelled failed completed unresolved queued",
     "completed": "",
@@ -108,6 +109,7 @@ def row(status: ToolCallStatus = ToolCallStatus.INTENT, **changes: object) -> To
 @pytest.mark.parametrize(
     ("status", "phase"),
     [
+        (ToolCallStatus.AUTHORIZING, P.AUTHORIZING),
         (ToolCallStatus.INTENT, P.AUTHORIZED),
         (ToolCallStatus.AWAITING_APPROVAL, P.AWAITING_APPROVAL),
         (ToolCallStatus.DISPATCHED, P.RUNNING),
