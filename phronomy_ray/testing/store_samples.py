@@ -224,7 +224,7 @@ def append_in_process(url: str, agent_id: str, count: int) -> int:
         for number in range(count):
             assert store.load_root(agent_id).agent_revision == number
             owner.append({"n": number})
-        return len(store.read_journal(agent_id))
+        return len(store.read_journal(agent_id, limit=count + 1))
     finally:
         store.close()
 
