@@ -10,11 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phronomy_ray.approvals import ApprovalEvaluationRequest, ApprovalVerdict
     from phronomy_ray.assembly.capabilities import CapabilityRegistry, Provider
     from phronomy_ray.assembly.registry import ToolRegistry
     from phronomy_ray.assembly.sources import AssemblySources
     from phronomy_ray.definition.agent import Agent
-    from phronomy_ray.definition.tool import ExecutionMode, OnError, Replay, Tool, tool
+    from phronomy_ray.definition.tool import (
+        ExecutionMode,
+        OnError,
+        OnSchemaError,
+        RayOptions,
+        Replay,
+        Tool,
+        tool,
+    )
     from phronomy_ray.errors import PhronomyError
     from phronomy_ray.events import Event, EventType
     from phronomy_ray.journal import ExecutionStatus
@@ -25,14 +34,16 @@ if TYPE_CHECKING:
     from phronomy_ray.runtime.placement import Dedicated
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.runtime.traces import ToolTrace
-    from phronomy_ray.tool_calls import ToolContext
+    from phronomy_ray.tool_calls import ToolContext, ToolOrigin
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Agent": "definition.agent",
     "AgentHandle": "runtime.agent_handle",
+    "ApprovalEvaluationRequest": "approvals",
     "ApprovalRequest": "results",
+    "ApprovalVerdict": "approvals",
     "AssemblySources": "assembly.sources",
     "CapabilityRegistry": "assembly.capabilities",
     "Dedicated": "runtime.placement",
@@ -43,14 +54,17 @@ _HOMES = {
     "ExecutionStatus": "journal",
     "Message": "messages",
     "OnError": "definition.tool",
+    "OnSchemaError": "definition.tool",
     "PhronomyError": "errors",
     "Provider": "assembly.capabilities",
+    "RayOptions": "definition.tool",
     "Replay": "definition.tool",
     "RunResult": "results",
     "Runtime": "runtime.runtime",
     "Tool": "definition.tool",
     "ToolCallRequest": "messages",
     "ToolContext": "tool_calls",
+    "ToolOrigin": "tool_calls",
     "ToolRegistry": "assembly.registry",
     "ToolTrace": "runtime.traces",
     "UnresolvedCall": "results",
@@ -61,7 +75,9 @@ _HOMES = {
 __all__ = [
     "Agent",
     "AgentHandle",
+    "ApprovalEvaluationRequest",
     "ApprovalRequest",
+    "ApprovalVerdict",
     "AssemblySources",
     "CapabilityRegistry",
     "Dedicated",
@@ -72,14 +88,17 @@ __all__ = [
     "ExecutionStatus",
     "Message",
     "OnError",
+    "OnSchemaError",
     "PhronomyError",
     "Provider",
+    "RayOptions",
     "Replay",
     "RunResult",
     "Runtime",
     "Tool",
     "ToolCallRequest",
     "ToolContext",
+    "ToolOrigin",
     "ToolRegistry",
     "ToolTrace",
     "UnresolvedCall",

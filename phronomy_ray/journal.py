@@ -268,7 +268,7 @@ class ToolCallRow:
     #: ``safe`` | ``idempotent`` | ``never``
     replay: str
     requires_approval: bool
-    #: Hash of the schema that the model was shown.
+    #: Hash of the tool's definition exactly as the model was shown it: name, description, schema, provider options.
     schema_hash: str
     created_at: datetime
     #: Number of times that the body was dispatched.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from phronomy_ray.errors import ErrorRecord
@@ -123,3 +124,11 @@ class Attachment:
     attached: frozenset[CallKey] = frozenset()
     #: Certainly never begun, and fenced off: they can be dispatched whatever their replay rule.
     not_started: frozenset[CallKey] = frozenset()
+
+
+class ToolOrigin(StrEnum):
+    """Where a tool comes from, for whoever decides about its calls."""
+
+    LOCAL = "local"
+    MCP = "mcp"
+    AGENT = "agent"

@@ -1,42 +1,34 @@
-"""From a Python signature to the JSON Schema that a model is shown, and back from its arguments to typed values.
+"""The parameters of a tool: the JSON Schema that a model is shown, and the way back from what it writes to a body's arguments.
 
-pydantic does the work and is imported at the first tool definition, so that importing the package stays cheap.
+| declared as                   | compiled by                          | a body is given                             |
+|-------------------------------|--------------------------------------|---------------------------------------------|
+| type hints of the body        | `model_parameters.parameters_of_hints` | typed values as keywords                     |
+| a pydantic model              | `model_parameters.parameters_of_model` | its fields as keywords, or an instance of it |
+| a JSON Schema (draft 2020-12) | `raw_schema.parameters_from_schema`    | JSON values as keywords, or one mapping     |
+
+All three read the model's text the same way and report what does not fit in the same form, so that whoever uses a
+`Parameters` need not know which one it is.
 """
 
 from __future__ import annotations
 
-import inspect
+import abc
 import typing
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from phronomy_ray.canonical_json import content_hash, dumps, dumps_plain, loads, to_json_value
-from phronomy_ray.errors import ConfigurationError, SerializationError
+from phronomy_ray.canonical_json import content_hash, dumps, loads, to_json_value
+from phronomy_ray.definition import schema_walk
+from phronomy_ray.errors import SerializationError
 from phronomy_ray.tool_calls import ToolContext
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 #: How much of a refused argument text is echoed to the model, in characters.
 MAX_ECHO_CHARS = 300
+#: The same of one refused value.
+MAX_VALUE_CHARS = 80
 #: How many problems one error result lists.
 MAX_PROBLEMS = 8
-MAX_UNION_DEPTH = 8
-#: pydantic's error types of places where an object or a list belongs.
-_STRUCTURED = frozenset(
-    {
-        "dataclass_type",
-        "dict_type",
-        "frozen_set_type",
-        "list_type",
-        "model_attributes_type",
-        "model_type",
-        "set_type",
-        "tuple_type",
-    }
-)
 
 
 class ArgumentError(Exception):
@@ -44,226 +36,103 @@ class ArgumentError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
-    """The parameters of one tool."""
+class Parameters(abc.ABC):
+    """The parameters of one tool. Immutable; may be shared and pickled by value."""
 
-    model: type[BaseModel]
     #: JSON Schema (draft 2020-12) of the argument object, as the model is shown it.
     schema: dict[str, Any]
-    #: Name of the parameter that takes the `ToolContext`, if any.
-    context_parameter: str | None
+    #: Name of the parameter that takes the `ToolContext`, if any; no argument of the model may have it.
+    context_parameter: str | None = None
+    #: Hash of the schema.
+    hash: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", content_hash(dumps(self.schema)))
 
     @property
-    def hash(self) -> str:
-        """Hash of the schema."""
-        return content_hash(dumps(self.schema))
+    def names(self) -> frozenset[str]:
+        """Names of the parameters and of all fields inside them, as the model writes them."""
+        return schema_walk.property_names(self.schema)
 
-    def decode(self, raw: str) -> dict[str, Any]:
-        """The argument object of a call as plain validated JSON.
+    def decode(self, raw: str, *, coerce: bool = False) -> dict[str, Any]:
+        """The argument object of a call as plain validated JSON: what is approved, journaled and run.
 
         Empty text means no arguments. Text that holds JSON is decoded, at any depth, only where the schema says
-        object or list and nothing else; text fields are never touched.
+        object or list and nothing else; text fields are never touched. A number without a fraction is an integer.
+        With `coerce`, what does not fit is read as the wanted type where that can be done without a guess.
 
         Raises:
             ArgumentError: broken JSON, not an object, or fields that are missing, extra or of the wrong type.
         """
-        if not raw.strip():
-            value: Any = {}
-        else:
-            try:
-                value = to_json_value(loads(raw))
-            except SerializationError as error:
-                raise ArgumentError(
-                    f"$: the arguments are not valid JSON ({error.message}); got {_echo(raw)}"
-                ) from None
-        if isinstance(value, str):
-            value = _decode_text(value, {"type": "object"})
-        if not isinstance(value, dict):
-            raise ArgumentError(f"$: the arguments must be a JSON object; got {_echo(raw)}")
-        value = _decode_nested(value, self.schema, self.schema.get("$defs", {}))
-        self.validate(value)
+        arguments = self._object(raw)
+        value = schema_walk.fit(arguments, self.schema, self.schema)
+        try:
+            self.validate(value)
+        except ArgumentError:
+            changed = self._coerced(arguments) if coerce else None
+            if changed is None:
+                raise
+            return changed
         return typing.cast("dict[str, Any]", value)
 
-    def validate(self, arguments: dict[str, Any]) -> BaseModel:
-        """The typed form of plain JSON `arguments`. Raises `ArgumentError`."""
-        from pydantic import ValidationError
+    @abc.abstractmethod
+    def validate(self, arguments: dict[str, Any]) -> Any:
+        """What the body's arguments are made of. Raises `ArgumentError` when plain JSON `arguments` do not fit."""
 
-        try:
-            return self.model.model_validate_json(dumps_plain(arguments), strict=True)
-        except ValidationError as error:
-            problems = [
-                f"{_path(item['loc'])}: {item['msg']}{_got(item, arguments)}"
-                for item in error.errors(include_url=False)
-            ]
-            shown = "; ".join(problems[:MAX_PROBLEMS])
-            more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-            raise ArgumentError(shown + more) from None
-
+    @abc.abstractmethod
     def bind(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
-        """Keyword arguments for the body: typed values, and the context where it was asked for."""
-        model = self.validate(arguments)
-        bound = {name: getattr(model, name) for name in type(model).model_fields}
-        if self.context_parameter is not None:
-            bound[self.context_parameter] = context
-        return bound
+        """Keyword arguments for the body, and the context where it was asked for. Raises `ArgumentError`."""
 
+    @abc.abstractmethod
+    def fitted(self, function: Callable[..., Any], *, tool: str, skip_self: bool = False) -> Self:
+        """The same parameters for another body. Raises `ConfigurationError` when it cannot take them."""
 
-def parameters_of(function: Callable[..., Any], *, tool: str, skip_self: bool = False) -> Parameters:
-    """Compile the signature and docstring of `function`.
+    def _coerced(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        """`arguments` made to fit, or ``None``."""
+        value = schema_walk.fit(arguments, self.schema, self.schema, coerce=True)
+        try:
+            self.validate(value)
+        except ArgumentError:
+            return None
+        return typing.cast("dict[str, Any]", value)
 
-    Raises:
-        ConfigurationError: a parameter without type hint, ``*args``, ``**kwargs``, or a type without JSON form.
-    """
-    from docstring_parser import parse
-    from pydantic import ConfigDict, Field, create_model
-
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise ConfigurationError(f"tool {tool!r}: type hints cannot be resolved: {error}") from error
-    documented = {item.arg_name: item.description or "" for item in parse(function.__doc__ or "").params}
-    fields: dict[str, Any] = {}
-    context_parameter = None
-    parameters = list(inspect.signature(function).parameters.values())
-    for parameter in parameters[1:] if skip_self else parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ConfigurationError(
-                f"tool {tool!r}: parameter {parameter.name!r} is {parameter.kind.description}; "
-                "a model can only give arguments by name"
-            )
-        if parameter.name.startswith("_"):
-            raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} must not begin with '_'")
-        if parameter.name not in hints:
-            raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} has no type hint")
-        hint = hints[parameter.name]
-        if _is_context(hint):
-            if context_parameter is not None:
-                raise ConfigurationError(
-                    f"tool {tool!r}: {parameter.name!r} is a second ToolContext parameter"
-                )
-            context_parameter = parameter.name
-            continue
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        description = documented.get(parameter.name)
-        fields[parameter.name] = (hint, Field(default, description=description) if description else default)
-    try:
-        with warnings.catch_warnings():
-            # `schema`, `json` or `copy` are good names for parameters, and nobody calls these methods of the model
-            warnings.filterwarnings(
-                "ignore", message="Field name .* shadows an attribute", category=UserWarning
-            )
-            model = create_model(
-                f"{tool}_arguments",
-                __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False, protected_namespaces=()),
-                **fields,
-            )
-        schema = model.model_json_schema()
-    except Exception as error:  # pydantic raises many classes for a type it cannot describe
-        raise ConfigurationError(f"tool {tool!r}: the parameters have no JSON Schema: {error}") from error
-    schema.pop("title", None)
-    for item in schema.get("properties", {}).values():
-        item.pop("title", None)
-    return Parameters(model, schema, context_parameter)
-
-
-def _is_context(hint: Any) -> bool:
-    """Whether `hint` asks for the `ToolContext`, also as an optional or annotated one."""
-    return hint is ToolContext or any(_is_context(part) for part in typing.get_args(hint))
-
-
-def _decode_nested(value: Any, schema: Any, definitions: dict[str, Any]) -> Any:
-    """Decode JSON text where `schema` wants an object or list, recursively; everything else stays as it is."""
-    schema = _resolve(schema, definitions)
-    if not isinstance(schema, dict):
+    def _object(self, raw: str) -> dict[str, Any]:
+        if not raw.strip():
+            return {}
+        try:
+            value: Any = to_json_value(loads(raw))
+        except SerializationError as error:
+            raise ArgumentError(
+                f"$: the arguments are not valid JSON ({error.message}); got {echo(raw)}"
+            ) from None
+        if isinstance(value, str):
+            value = schema_walk.decode_text(value, frozenset({"object"}))
+        if not isinstance(value, dict):
+            raise ArgumentError(f"$: the arguments must be a JSON object; got {echo(raw)}")
         return value
-    if isinstance(value, str):
-        decoded = _decode_text(value, schema, definitions)
-        if decoded is value:
-            return value
-        value = decoded
-    options = _options(schema, definitions)
-    if isinstance(value, dict):
-        shapes = [option for option in options if "properties" in option or "additionalProperties" in option]
-        return {
-            key: _decode_nested(item, _any_of([_field(shape, key) for shape in shapes]), definitions)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        shapes = [option for option in options if "items" in option or "prefixItems" in option]
-        return [
-            _decode_nested(item, _any_of([_item(shape, index) for shape in shapes]), definitions)
-            for index, item in enumerate(value)
-        ]
-    return value
 
 
-def _field(shape: dict[str, Any], key: str) -> Any:
-    return shape.get("properties", {}).get(key, shape.get("additionalProperties"))
+def refusal(problems: list[str]) -> ArgumentError:
+    """One error for all `problems`, each ``path: text`` and told once."""
+    problems = list(dict.fromkeys(problems))
+    shown = "; ".join(problems[:MAX_PROBLEMS])
+    more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+    return ArgumentError(shown + more)
 
 
-def _item(shape: dict[str, Any], index: int) -> Any:
-    prefix = shape.get("prefixItems", [])
-    return prefix[index] if index < len(prefix) else shape.get("items")
-
-
-def _any_of(schemas: list[Any]) -> Any:
-    """The schema of a place that several shapes of a union describe: text in one of them is text for all."""
-    known = [schema for schema in schemas if schema is not None and schema is not False]
-    return known[0] if len(known) == 1 else {"anyOf": known} if known else None
-
-
-def _decode_text(text: str, schema: dict[str, Any], definitions: dict[str, Any] | None = None) -> Any:
-    """The object or list that `text` holds, if the schema allows exactly that and no text; else `text` itself."""
-    types = {kind for option in _options(schema, definitions or {}) for kind in _types(option)}
-    if "string" in types or not types & {"object", "array"} or text.lstrip()[:1] not in ("{", "["):
-        return text
-    try:
-        decoded = to_json_value(loads(text))
-    except SerializationError:
-        return text
-    kind = "object" if isinstance(decoded, dict) else "array" if isinstance(decoded, list) else ""
-    return decoded if kind in types else text
-
-
-def _options(schema: Any, definitions: dict[str, Any], depth: int = 0) -> list[dict[str, Any]]:
-    """The alternatives of a schema, unions in unions included; a schema that says nothing accepts everything."""
-    schema = _resolve(schema, definitions)
-    if not isinstance(schema, dict):
-        return [{}]
-    nested = [option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key, ())]
-    if not nested or depth > MAX_UNION_DEPTH:
-        return [schema]
-    return [option for part in nested for option in _options(part, definitions, depth + 1)]
-
-
-def _types(schema: dict[str, Any]) -> list[str]:
-    kind = schema.get("type")
-    if kind is None:
-        values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
-        # no type at all accepts text too, and so does an enum that holds some
-        return ["string"] if not values or any(isinstance(value, str) for value in values) else ["other"]
-    return list(kind) if isinstance(kind, list) else [kind]
-
-
-def _resolve(schema: Any, definitions: dict[str, Any]) -> Any:
-    while isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        schema = definitions.get(schema["$ref"].rsplit("/", 1)[-1])
-    return schema
-
-
-def _path(location: tuple[int | str, ...]) -> str:
+def path_of(location: typing.Iterable[int | str]) -> str:
+    """``$.steps[0].name``."""
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 
-def _got(item: Any, arguments: Any) -> str:
-    if item["type"] == "missing" or item["type"] == "extra_forbidden":
-        return ""
+def got(value: Any, *, wants_structure: bool) -> str:
+    """What a wrong value was, for the end of a problem's text; a hint where JSON was sent as text."""
     hint = ""
-    given = item.get("input")
-    if isinstance(given, str) and (given.lstrip()[:1] in ("{", "[") or item["type"] in _STRUCTURED):
+    if isinstance(value, str) and (value.lstrip()[:1] in ("{", "[") or wants_structure):
         hint = "; send JSON, not a string"
-    return f" (got {_echo(repr(given), 80)}{hint})"
+    return f" (got {echo(repr(value), MAX_VALUE_CHARS)}{hint})"
 
 
-def _echo(text: str, limit: int = MAX_ECHO_CHARS) -> str:
+def echo(text: str, limit: int = MAX_ECHO_CHARS) -> str:
+    """`text`, cut to `limit` characters with its length."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

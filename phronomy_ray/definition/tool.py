@@ -1,4 +1,4 @@
-"""Tools: a decorated function or a class with ``execute``, and what both compile to.
+"""Tools: a decorated function or a class with ``execute``.
 
 ```python
 @tool(replay="safe")
@@ -12,133 +12,132 @@ class SendMail(Tool):
     async def execute(self, to: str, body: str, context: ToolContext) -> str: ...
 ```
 
-The declaration items follow Phronomy's tool DSL; ``replay`` and the idempotency key are ours.
+Both compile to a `ToolSpec` when they are made, and a mistake is a `ConfigurationError` then. The declaration items follow
+Phronomy's tool DSL; ``replay`` and the idempotency key are ours.
 """
 
 from __future__ import annotations
 
-import enum
+import copy
 import inspect
-import math
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self, overload
 
-from phronomy_ray.definition.schema import Parameters, parameters_of
+from phronomy_ray.definition.callables import is_async_callable, own_docstring, plain_name, target_of
+from phronomy_ray.definition.parameters import compile_parameters
+from phronomy_ray.definition.tool_names import check_tool_name, derive_tool_name, is_tool_name, snake_case
+from phronomy_ray.definition.tool_options import (
+    ExecutionMode,
+    OnError,
+    OnSchemaError,
+    RayOptions,
+    Replay,
+    ToolOrigin,
+    is_number,
+    is_whole,
+)
+from phronomy_ray.definition.tool_spec import (
+    DEFAULT_POOL,
+    DEFAULT_TIMEOUT_S,
+    OPTION_DEFAULTS,
+    ApprovalFacts,
+    ApprovalRule,
+    ToolSpec,
+    compile_spec,
+    options_of,
+    parameter_names,
+    refuse_misspelt,
+    refuse_unknown,
+    with_name,
+)
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-DEFAULT_TIMEOUT_S = 60.0
-
-
-class Replay(enum.StrEnum):
-    """What may be done with a call whose outcome is unknown after a crash."""
-
-    #: Run it again.
-    SAFE = "safe"
-    #: Run it again with the same idempotency key.
-    IDEMPOTENT = "idempotent"
-    #: Ask a human.
-    NEVER = "never"
-
-
-class ExecutionMode(enum.StrEnum):
-    """Where a tool's body runs."""
-
-    #: On the agent's event loop: short async functions only.
-    COOPERATIVE = "cooperative"
-    #: On threads of Ray tasks.
-    BLOCKING_IO = "blocking_io"
-
-
-class OnError(enum.StrEnum):
-    """What a raising body does to the execution."""
-
-    #: Its siblings finish, every outcome is journaled, then the execution fails with `ToolError`.
-    RAISE = "raise"
-    #: The model is told.
-    SUPPRESS = "suppress"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A compiled tool declaration: values only."""
-
-    name: str
-    description: str
-    parameters: Parameters
-    execution_mode: ExecutionMode
-    replay: Replay
-    requires_approval: bool
-    on_error: OnError
-    #: Limit of one attempt of the body, in seconds.
-    timeout_s: float
-    #: Attempts after a failed first one within one dispatch.
-    retries: int
-    #: How much of a result the model is shown, in characters.
-    max_result_chars: int
-    #: Parameter names whose values never reach events, logs or displays.
-    redact_params: tuple[str, ...]
-    #: Whether the result never reaches events, logs or displays.
-    redact_result: bool
-
-    def definition(self) -> dict[str, Any]:
-        """What the model is shown, in chat-completions form."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": self.parameters.schema,
-            },
-        }
-
-
-def _parameter_names(given: Any, tool_name: str) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ConfigurationError(
-            f"tool {tool_name!r}: redact_params must be a list of parameter names, not {given!r}"
-        )
-    return tuple(given)
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "ExecutionMode",
+    "FunctionTool",
+    "OnError",
+    "OnSchemaError",
+    "RayOptions",
+    "Replay",
+    "Tool",
+    "ToolOrigin",
+    "ToolSpec",
+    "derive_tool_name",
+    "is_number",
+    "is_tool_name",
+    "is_whole",
+    "tool",
+    "with_name",
+]
 
 
 class Tool:
-    """Base of tools written as a class: set the attributes and write ``execute``."""
+    """Base of tools written as a class: set the attributes and write ``execute``.
+
+    Attributes are inherited like all class attributes; ``redact_params`` of all bases add up.
+    """
 
     #: Name that the model sees; derived from the class name (snake case, without a trailing ``_tool``) when empty.
     name: ClassVar[str] = ""
     #: What the tool does; the docstring's text when empty.
     description: ClassVar[str] = ""
-    #: ``cooperative`` or ``blocking_io``; by default cooperative for an async body and blocking_io for a plain one.
+    #: ``None`` for the type hints of ``execute``; or a pydantic model, or a JSON Schema (draft 2020-12) of an object.
+    parameters: ClassVar[Any] = None
+    #: ``cooperative``, ``blocking_io``, ``cpu_bound`` or ``external_process``; by default cooperative for an async body and
+    #: blocking_io for a plain one.
     execution_mode: ClassVar[str] = ""
     #: ``safe``, ``idempotent`` or ``never``.
     replay: ClassVar[str] = Replay.NEVER
-    #: Whether a human must agree to each call.
-    requires_approval: ClassVar[bool] = False
+    #: Whether a human must agree to each call, or a function of an `ApprovalEvaluationRequest` that says so.
+    requires_approval: ClassVar[bool | ApprovalRule] = False
+    #: Function of arguments and invocation context that gives a JSON mapping for whoever decides.
+    approval_facts: ClassVar[ApprovalFacts | None] = None
+    #: How long a request for approval stays open, in seconds; ``None`` for ever.
+    approval_expires_s: ClassVar[float | None] = None
+    #: JSON mapping for whoever decides.
+    approval_metadata: ClassVar[Mapping[str, Any]] = {}
     #: ``raise`` or ``suppress``.
     on_error: ClassVar[str] = OnError.RAISE
+    #: ``return_error``, ``raise`` or ``coerce``.
+    on_schema_error: ClassVar[str] = OnSchemaError.RETURN_ERROR
     #: Limit of one attempt, in seconds.
     timeout_s: ClassVar[float] = DEFAULT_TIMEOUT_S
     #: Attempts after a failed first one; only with a replay rule that allows it.
     retries: ClassVar[int] = 0
     #: How much of a result the model is shown, in characters.
     max_result_chars: ClassVar[int] = DEFAULT_SHOWN_CHARS
+    #: Whether a result ends the execution as its output.
+    return_direct: ClassVar[bool] = False
+    #: Functions that a result goes through before it is kept.
+    result_filters: ClassVar[Iterable[Callable[..., Any]]] = ()
+    #: Pool whose bounds a call counts against.
+    pool: ClassVar[str] = DEFAULT_POOL
+    #: What Ray reserves for a call: `RayOptions`, or a mapping of its fields.
+    ray_options: ClassVar[RayOptions | Mapping[str, Any] | None] = None
+    #: JSON mapping merged into the definition that the provider is sent, such as ``{"function": {"strict": True}}``.
+    provider_options: ClassVar[Mapping[str, Any]] = {}
     #: Parameters whose values are hidden in events, logs and displays; inherited ones stay.
-    redact_params: ClassVar[tuple[str, ...]] = ()
+    redact_params: ClassVar[Iterable[str]] = ()
     #: Hide the result in events, logs and displays.
     redact_result: ClassVar[bool] = False
+    #: Version of the tool, for rules and records about it.
+    version: ClassVar[str] = "1"
+    #: ``local``, ``mcp`` or ``agent``.
+    tool_origin: ClassVar[str] = ToolOrigin.LOCAL
 
-    _spec: ClassVar[ToolSpec | None] = None
+    #: Of the class; an instance made by `with_options` has its own.
+    _spec: ToolSpec | None = None
 
     def __init_subclass__(cls, *, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         tool_name = cls.name or cls.__name__
+        refuse_misspelt(vars(cls), tool_name)
         inherited = [
             name
             for base in cls.__mro__
-            for name in _parameter_names(base.__dict__.get("redact_params", ()), tool_name)
+            for name in parameter_names(base.__dict__.get("redact_params", ()), tool_name)
         ]
         cls.redact_params = tuple(dict.fromkeys(inherited))
         cls._spec = None
@@ -164,26 +163,43 @@ class Tool:
         """Call the body with bound arguments; the result may be awaitable."""
         return self.execute(**arguments)
 
+    def with_options(self, **changes: Any) -> Self:
+        """A copy of this tool with some options changed and all others kept; hidden parameters add up.
+
+        Raises:
+            ConfigurationError: as in the declaration itself.
+        """
+        spec = self.spec
+        refuse_unknown(spec.name, changes)
+        options = {**options_of(spec), **changes}
+        hidden = parameter_names(options["redact_params"], spec.name)
+        options["redact_params"] = tuple(dict.fromkeys((*spec.redact_params, *hidden)))
+        changed = copy.copy(self)
+        changed._spec = _compile(self._callable(), options, fallback_name=spec.name)
+        return changed
+
+    def _callable(self) -> Callable[..., Any]:
+        """What is called with the arguments, without ``self``."""
+        return self.execute
+
 
 class FunctionTool(Tool, abstract=True):
     """A tool made from a function by `tool`; calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], spec: ToolSpec) -> None:
         self._function = function
-        self._function_spec = spec
-        self.__doc__ = function.__doc__
-        self.__name__ = getattr(function, "__name__", spec.name)
+        self._spec = spec
+        self.__doc__ = own_docstring(function)
+        self.__name__ = getattr(target_of(function), "__name__", spec.name)
 
-    @property
-    def spec(self) -> ToolSpec:
-        """The compiled declaration."""
-        return self._function_spec
-
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
+    def execute(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         return self._function(*args, **kwargs)
 
     __call__ = execute
+
+    def _callable(self) -> Callable[..., Any]:
+        return self._function
 
 
 @overload
@@ -195,159 +211,97 @@ def tool(
     *,
     name: str = "",
     description: str = "",
+    parameters: Any = None,
     execution_mode: str = "",
     replay: Literal["safe", "idempotent", "never"] = "never",
-    requires_approval: bool = False,
+    requires_approval: bool | ApprovalRule = False,
+    approval_facts: ApprovalFacts | None = None,
+    approval_expires_s: float | None = None,
+    approval_metadata: Mapping[str, Any] = ...,
     on_error: Literal["raise", "suppress"] = "raise",
+    on_schema_error: Literal["return_error", "raise", "coerce"] = "return_error",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     retries: int = 0,
     max_result_chars: int = DEFAULT_SHOWN_CHARS,
+    return_direct: bool = False,
+    result_filters: Iterable[Callable[..., Any]] = (),
+    pool: str = DEFAULT_POOL,
+    ray_options: RayOptions | Mapping[str, Any] | None = None,
+    provider_options: Mapping[str, Any] = ...,
     redact_params: Iterable[str] = (),
     redact_result: bool = False,
+    version: str = "1",
+    tool_origin: Literal["local", "mcp", "agent"] = "local",
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 
 
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a tool of a function: schema from its type hints, descriptions from its docstring.
 
-    The options are the attributes of `Tool`.
+    The options are the attributes of `Tool`. Given a `Tool` (or its class) instead of a function, the result is a copy with
+    these options changed and all its others kept.
 
     Raises:
         ConfigurationError: a wrong option or a signature that has no JSON Schema; names the tool and the field.
     """
 
-    def decorate(target: Callable[..., Any]) -> FunctionTool:
+    def decorate(target: Any) -> Tool:
+        if isinstance(target, type) and issubclass(target, Tool):
+            target = target()
+        if isinstance(target, Tool):
+            return target.with_options(**options)
         if not callable(target):
             raise ConfigurationError(f"@tool takes a function, not {target!r}")
-        name = options.get("name") or getattr(target, "__name__", "")
-        return FunctionTool(target, _compile(target, name, options))
+        refuse_unknown(options.get("name") or plain_name(target), options)
+        spec = _compile(target, {**OPTION_DEFAULTS, **options}, fallback_name=_derived_name(target, options))
+        return FunctionTool(target, spec)
 
     return decorate if function is None else decorate(function)
 
 
 def _compile_class(cls: type[Tool]) -> ToolSpec:
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
-    name = cls.name or snake.removesuffix("_tool")
-    options = {key: getattr(cls, key) for key in _OPTIONS}
+    options = {key: getattr(cls, key) for key in OPTION_DEFAULTS}
     if not options["description"]:
         documented = [base.__dict__.get("__doc__") for base in cls.__mro__[: cls.__mro__.index(Tool)]]
         options["description"] = inspect.cleandoc(next(filter(None, documented), ""))
+    fallback = derive_tool_name(snake_case(cls.__name__).removesuffix("_tool"))
     is_plain = isinstance(inspect.getattr_static(cls, "execute"), staticmethod | classmethod)
-    return _compile(cls.execute, name, options, skip_self=not is_plain)
+    return _compile(cls.execute, options, fallback_name=fallback, skip_self=not is_plain)
 
 
 def _compile(
-    function: Callable[..., Any],
-    name: Any,
-    options: dict[str, Any],
-    *,
-    skip_self: bool = False,
+    function: Callable[..., Any], options: Mapping[str, Any], *, fallback_name: str, skip_self: bool = False
 ) -> ToolSpec:
-    unknown = set(options) - set(_OPTIONS) - {"name"}
-    if unknown:
-        raise ConfigurationError(f"tool {name!r}: unknown option {sorted(unknown)[0]!r}")
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise ConfigurationError(
-            f"tool name {name!r} is not allowed: 1 to 64 letters, digits, '_' or '-' (give name=...)"
-        )
-    parameters = parameters_of(function, tool=name, skip_self=skip_self)
-    is_async = inspect.iscoroutinefunction(function)
-    mode = options.get("execution_mode") or ("cooperative" if is_async else "blocking_io")
-    redact = _parameter_names(options.get("redact_params") or (), name)
-    for field in redact:
-        if field not in parameters.model.model_fields:
-            raise ConfigurationError(
-                f"tool {name!r}: redact_params names {field!r}, which is not a parameter"
-            )
-    spec = ToolSpec(
+    name = check_tool_name(options["name"] or fallback_name)
+    for kind, check in (
+        ("an async generator", inspect.isasyncgenfunction),
+        ("a generator", inspect.isgeneratorfunction),
+    ):
+        if check(target_of(function)):
+            raise ConfigurationError(f"tool {name!r}: the body is {kind}; return one value (a list, a text)")
+    parameters = compile_parameters(options["parameters"], function, tool=name, skip_self=skip_self)
+    mode = options["execution_mode"] or ("cooperative" if is_async_callable(function) else "blocking_io")
+    return compile_spec(
         name=name,
-        description=options.get("description") or _description(function),
+        description=options["description"] or _description(function),
         parameters=parameters,
-        execution_mode=_member(ExecutionMode, mode, name, "execution_mode"),
-        replay=_member(Replay, options.get("replay", Replay.NEVER), name, "replay"),
-        requires_approval=options.get("requires_approval", False),
-        on_error=_member(OnError, options.get("on_error", OnError.RAISE), name, "on_error"),
-        timeout_s=options.get("timeout_s", DEFAULT_TIMEOUT_S),
-        retries=options.get("retries", 0),
-        max_result_chars=options.get("max_result_chars", DEFAULT_SHOWN_CHARS),
-        redact_params=redact,
-        redact_result=options.get("redact_result", False),
+        execution_mode=mode,
+        options=options,
     )
-    return _check(spec)
 
 
-def _check(spec: ToolSpec) -> ToolSpec:
-    def check(field: str, valid: bool, expected: str) -> None:
-        if not valid:
-            given = getattr(spec, field)
-            raise ConfigurationError(f"tool {spec.name!r}: {field} must be {expected}, not {given!r}")
-
-    check("description", isinstance(cast("object", spec.description), str), "text")
-    check("redact_result", isinstance(cast("object", spec.redact_result), bool), "True or False")
-    check("requires_approval", isinstance(spec.requires_approval, bool), "True or False")
-    check("timeout_s", is_number(spec.timeout_s) and spec.timeout_s > 0, "a positive number of seconds")
-    check("retries", is_whole(spec.retries) and spec.retries >= 0, "0 or more")
-    if spec.retries and spec.replay is Replay.NEVER:
-        raise ConfigurationError(
-            f"tool {spec.name!r}: retries={spec.retries} needs replay='safe' or 'idempotent', not 'never'"
-        )
-    limit = spec.max_result_chars
-    check("max_result_chars", is_whole(limit) and limit > 0, "a positive number of characters")
-    return spec
-
-
-def is_whole(value: object) -> bool:
-    """Whether `value` is an int and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Whether `value` is an int or a finite float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_tool_name(name: object) -> bool:
-    """Whether providers accept `name` as a tool's name."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
-
-
-def with_name(spec: ToolSpec, name: Any) -> ToolSpec:
-    """`spec` under an alias.
-
-    Raises:
-        ConfigurationError: the alias is not a legal tool name.
-    """
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise ConfigurationError(f"tool alias {name!r} is not allowed: 1 to 64 letters, digits, '_' or '-'")
-    return replace(spec, name=name)
+def _derived_name(function: Callable[..., Any], options: Mapping[str, Any]) -> str:
+    name = plain_name(function)
+    if name == type(function).__name__:  # an object with ``__call__`` goes by its class
+        name = snake_case(name)
+    if not options.get("name") and name in ("", "<lambda>"):
+        raise ConfigurationError(f"tool name {name!r} is not allowed: give this function one with name=...")
+    return derive_tool_name(name)
 
 
 def _description(function: Callable[..., Any]) -> str:
     from docstring_parser import parse
 
-    # not inspect.getdoc: it would find the docstring of `Tool.execute`, which is none of the tool's
-    parsed = parse(inspect.cleandoc(function.__doc__ or ""))
+    parsed = parse(inspect.cleandoc(own_docstring(function)))
     parts = [part for part in (parsed.short_description, parsed.long_description) if part]
     return "\n\n".join(parts)
-
-
-def _member(kind: type[Any], value: Any, name: str, field: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(repr(item.value) for item in kind)
-        raise ConfigurationError(f"tool {name!r}: {field} must be one of {allowed}, not {value!r}") from None
-
-
-_OPTIONS = (
-    "description",
-    "execution_mode",
-    "replay",
-    "requires_approval",
-    "on_error",
-    "timeout_s",
-    "retries",
-    "max_result_chars",
-    "redact_params",
-    "redact_result",
-)

@@ -1,7 +1,8 @@
 """Preflight of one batch: from what the model wrote to calls that are authorised, gated or already answered.
 
 A call that cannot run (unknown name, broken or wrong arguments) is answered with a short error that the model can
-correct; the rest of the batch runs. Everything here happens before any approval, so what a human sees is what runs.
+correct, or ends the execution after its siblings where the tool's ``on_schema_error`` says so; the rest of the batch runs
+either way. Everything here happens before any approval, so what a human sees is what runs.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.schema import ArgumentError
+from phronomy_ray.definition.tool import OnSchemaError
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.ids import tool_call_id
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel.authorization import gate
-from phronomy_ray.kernel.tool_call import ToolCall
+from phronomy_ray.kernel.tool_call import ToolCall, error_wire
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import ToolCallRequest
 
@@ -73,27 +75,32 @@ def _prepare(
         status=ToolCallStatus.INTENT,
         replay=bound.spec.replay.value if bound else "never",
         requires_approval=bound is not None and bound.spec.requires_approval is True,
-        schema_hash=bound.spec.parameters.hash if bound else "",
+        schema_hash=bound.spec.shown_hash if bound else "",
         created_at=now,
     )
     call = ToolCall(ToolPhase.IDLE, row).move(ToolPhase.VALIDATING)
     if bound is None:
         return _refuse(call, "unknown_tool", _unknown_tool(request.name, tools), now), None
+    rule = bound.spec.on_schema_error
     try:
-        arguments = bound.spec.parameters.decode(request.arguments)
+        arguments = bound.spec.parameters.decode(request.arguments, coerce=rule is OnSchemaError.COERCE)
     except ArgumentError as error:
         # the model is told what was wrong with what it wrote; the record must not quote a hidden parameter
         shown = "the arguments do not fit the schema" if bound.spec.redact_params else str(error)
-        return _refuse(call, "invalid_arguments", str(error), now, recorded=shown), None
+        fatal = rule is OnSchemaError.RAISE
+        return _refuse(call, "invalid_arguments", str(error), now, recorded=shown, fatal=fatal), None
     return call, arguments
 
 
-def _refuse(call: ToolCall, code: str, message: str, now: datetime, *, recorded: str = "") -> ToolCall:
+def _refuse(
+    call: ToolCall, code: str, message: str, now: datetime, *, recorded: str = "", fatal: bool = False
+) -> ToolCall:
+    """Answer a call that cannot run; a `fatal` one ends the execution once its siblings have finished."""
     return call.move(
-        ToolPhase.COMPLETED,
+        ToolPhase.FAILED if fatal else ToolPhase.COMPLETED,
         status=ToolCallStatus.FAILED,
         model_text=f"Error ({code}): {message}",
-        error=ErrorRecord("ToolError", code, recorded or message).to_wire(),
+        error=error_wire(ErrorRecord("ToolError", code, recorded or message), fatal=fatal),
         ended_at=now,
     )
 

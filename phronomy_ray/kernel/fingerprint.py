@@ -45,7 +45,7 @@ def change_since(
     bound = tools.get(row.tool_name)
     if bound is None:
         return f"tool {row.tool_name!r} is gone"
-    schema_hash = bound.spec.parameters.hash
+    schema_hash = bound.spec.shown_hash
     if schema_hash != row.schema_hash:
         return f"tool {row.tool_name!r} has another schema than the model was shown"
     if approval is None or not approval.fingerprint:

@@ -70,7 +70,7 @@ class ToolCall:
             "status": outcome.status,
             "model_text": outcome.model_text,
             "result": outcome.result,
-            "error": _error_wire(outcome.error, fatal=fatal),
+            "error": error_wire(outcome.error, fatal=fatal),
             "attempts": [*call.row.attempts, attempt_record(outcome)],
             "started_at": _time(outcome.started_at),
             "ended_at": _time(outcome.ended_at) or now,
@@ -91,7 +91,7 @@ class ToolCall:
         error = ErrorRecord("DefinitionChangedError", DefinitionChangedError.default_code, why)
         changes: dict[str, Any] = {
             "status": ToolCallStatus.FAILED,
-            "error": _error_wire(error, fatal=fatal),
+            "error": error_wire(error, fatal=fatal),
             "model_text": f"Error ({error.code}): {why}; this call was not performed.",
             "ended_at": now,
         }
@@ -117,7 +117,8 @@ def attempt_record(outcome: ToolOutcome) -> dict[str, Any]:
     }
 
 
-def _error_wire(error: ErrorRecord | None, *, fatal: bool) -> dict[str, Any] | None:
+def error_wire(error: ErrorRecord | None, *, fatal: bool) -> dict[str, Any] | None:
+    """What the ledger keeps of an error; a `fatal` one ends the execution, also after a restart."""
     if error is None:
         return None
     wire = error.to_wire()
