@@ -17,7 +17,7 @@ from typing import Any, cast
 import ray
 
 from phronomy_ray.actors.ray_calls import kill, node_id
-from phronomy_ray.actors.tool_tasks import RayToolExecutor
+from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.engine.creation import new_agent
@@ -73,13 +73,15 @@ class AgentActor:
         if self._engine_made is None:
             wiring = self._wiring
             definition = wiring.definition.load().definition()
+            tools = RayToolExecutor(wiring.definition, wiring.namespace, wiring.pools)
+            tools.prepare(definition.tools.values())
             self._engine_made = AgentEngine(
                 self._agent_id,
                 definition,
                 EngineParts(
                     store=open_store(wiring.store.url, content_key=wiring.store.content_key),
                     model=_model_port(definition.model, wiring),
-                    tools=RayToolExecutor(wiring.definition, wiring.namespace),
+                    tools=tools,
                     owner={"node": node_id(), "pid": os.getpid(), "host": socket.gethostname()},
                     on_ownership_lost=self._exit,
                     fault_directory=wiring.fault_directory,

@@ -112,6 +112,18 @@ def node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())[:12]
 
 
+def pickle_by_value(value: Any) -> bytes:
+    """`value` as bytes, classes of a driver's own script included; `pickle.loads` reads it."""
+    data: bytes = ray.cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    return data
+
+
+def runtime_env_text() -> str:
+    """The runtime environment of the present process, as JSON."""
+    text: str = ray.get_runtime_context().get_runtime_env_string()  # type: ignore[no-untyped-call]
+    return text
+
+
 def alive_nodes() -> int:
     """Number of nodes of the cluster that are alive."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from phronomy_ray.definition.source import DefinitionSource
+from phronomy_ray.tools.pool_config import PoolConfig
 
 __all__ = ["NAMESPACE", "AgentWiring", "DefinitionSource", "NewAgentRequest", "StoreConfig"]
 
@@ -32,6 +34,8 @@ class AgentWiring:
     gateways: int = 2
     #: Directory of fault plans, for tests.
     fault_directory: str | None = None
+    #: Offload pools by name; a pool that is not here has the default bounds.
+    pools: Mapping[str, PoolConfig] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

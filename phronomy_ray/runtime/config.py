@@ -13,6 +13,7 @@ from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.faults import FAULTS_ENV
 from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.store.content_codec import ENV_CONTENT_KEY
+from phronomy_ray.tools.pool_config import PoolConfig, check_pool_config, check_pool_name
 
 ADDRESS_ENV = "PHRONOMY_RAY_ADDRESS"
 NAMESPACE_ENV = "PHRONOMY_NAMESPACE"
@@ -34,6 +35,8 @@ class RuntimeConfig:
     placement: Dedicated
     #: ``module:function`` that gives the tool registries of agents whose class names none; empty for none.
     registry: str = ""
+    #: Offload pools by name.
+    pools: Mapping[str, PoolConfig] = field(default_factory=dict)
     #: Ray runtime environment for the driver's job; empty unless given (a non-empty one doubles worker start time).
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     #: More arguments for ``ray.init``.
@@ -42,7 +45,9 @@ class RuntimeConfig:
     def wiring(self, source: DefinitionSource) -> AgentWiring:
         """What an agent actor of this runtime is started with."""
         source = replace(source, registry=self.registry)
-        return AgentWiring(source, self.store, self.namespace, self.gateways, os.environ.get(FAULTS_ENV))
+        return AgentWiring(
+            source, self.store, self.namespace, self.gateways, os.environ.get(FAULTS_ENV), self.pools
+        )
 
 
 def resolve_config(
@@ -54,6 +59,7 @@ def resolve_config(
     model_gateways: int | None = None,
     placement: Dedicated | None = None,
     registry: str | None = None,
+    pools: Mapping[str, PoolConfig] | None = None,
     working_dir: str | os.PathLike[str] | None = None,
     py_modules: Sequence[Any] = (),
     runtime_env: Mapping[str, Any] | None = None,
@@ -83,6 +89,7 @@ def resolve_config(
         gateways=count,
         placement=placement or Dedicated(),
         registry=_registry_path(registry or environment.get(REGISTRY_ENV) or ""),
+        pools={check_pool_name(name): check_pool_config(pool) for name, pool in (pools or {}).items()},
         runtime_env=env,
         ray_options=dict(ray_options or {}),
     )

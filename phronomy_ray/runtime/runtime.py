@@ -36,6 +36,7 @@ from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
+from phronomy_ray.tools.pool_config import PoolConfig
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -55,6 +56,7 @@ class Runtime:
         placement: where agents live.
         registry: ``module:function`` that gives the tool registries of agents whose class names none
             (``PHRONOMY_REGISTRY``); every driver that wakes such agents needs the same.
+        pools: bounds of the offload pools that tools name, by name; a pool that is not here has the default bounds.
         working_dir, py_modules, runtime_env: how Ray ships your modules to the nodes; none by default.
         ray_options: more arguments for ``ray.init``.
 
@@ -73,6 +75,7 @@ class Runtime:
         model_gateways: int | None = None,
         placement: Dedicated | None = None,
         registry: str | None = None,
+        pools: Mapping[str, PoolConfig] | None = None,
         working_dir: str | os.PathLike[str] | None = None,
         py_modules: Sequence[Any] = (),
         runtime_env: Mapping[str, Any] | None = None,
@@ -86,6 +89,7 @@ class Runtime:
             model_gateways=model_gateways,
             placement=placement,
             registry=registry,
+            pools=pools,
             working_dir=working_dir,
             py_modules=py_modules,
             runtime_env=runtime_env,

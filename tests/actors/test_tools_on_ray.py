@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 from ray_testbed import effects
-from ray_testbed.agents import Patient, Puppet, turn
+from ray_testbed.agents import Patient, turn
 from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
 from ray_testbed.fixtures import Bench
 
 from phronomy_ray import AgentHandle, RunResult
-from phronomy_ray.actors.tool_tasks import plan_chunks
 from phronomy_ray.errors import CancellationError, ToolError
 from phronomy_ray.journal import ExecutionStatus, ToolCallRow, ToolCallStatus
 from phronomy_ray.testing import processes
-from phronomy_ray.tool_calls import ToolInvocation
 
 AMOUNTS = itertools.count(1)
 
@@ -83,28 +81,6 @@ def test_the_owner_answers_while_blocking_tools_run(
     assert status["phase"] == "dispatching_tools"
     effects.open_gate(gate)
     assert answers(handle.result(PATIENCE_S)) == ["held"]
-
-
-def test_a_plan_gives_each_call_one_chunk_and_repeated_ones_their_own() -> None:
-    tools = Puppet.definition().tools
-
-    def invocations(name: str, count: int, attempt: int = 1) -> list[ToolInvocation]:
-        return [
-            ToolInvocation(f"{name}-{attempt}-{n}", name, {}, "a", "e", attempt, alone=attempt > 1)
-            for n in range(count)
-        ]
-
-    batch = [*invocations("note", 7), *invocations("wire", 40), *invocations("note", 3, 2)]
-    chunks = plan_chunks(batch, tools, nodes=2)
-    ids = [item.tool_call_id for chunk in chunks for item in chunk]
-    assert sorted(ids) == sorted(item.tool_call_id for item in batch)
-    kinds = [{(item.tool_name, item.attempt) for item in chunk} for chunk in chunks]
-    assert all(len(kind) == 1 for kind in kinds), (
-        "calls that may run again and calls that must not never share a worker"
-    )
-    assert kinds.count({("note", 1)}) == 2
-    assert kinds.count({("note", 2)}) == 3, "a call whose worker died takes nobody with it when it runs again"
-    assert kinds.count({("wire", 1)}) == 16
 
 
 # --- bodies that raise ------------------------------------------------------------------------------------------
@@ -203,17 +179,18 @@ def test_a_safe_call_runs_again_after_its_workers_death_and_spares_its_siblings(
     puppet: AgentHandle, shared_bench: Bench, new_id: Callable[[str], str]
 ) -> None:
     gate = new_id("gate")
-    # both share a chunk: one chunk per node, filled by turns
+    amount = next(AMOUNTS)
+    # the replayable ones share a worker, the other one has its own; what runs again after a death goes alone
     batch = [
         ("die_first", {"times": 2, "how": "exit"}),
-        ("note", {"text": "other chunk"}),
+        ("wire", {"amount": amount}),
         ("hold", {"gate": gate}),
     ]
     handle = puppet.start(turn(batch))
     until_recorded(puppet.agent_id, "die_first", attempt=3)
     effects.open_gate(gate)
     result = handle.result(PATIENCE_S)
-    assert answers(result) == ["survived attempt 3", "noted other chunk", "held"]
+    assert answers(result) == ["survived attempt 3", f"wired {amount}", "held"]
     rows = ledger(shared_bench, result)
     assert [row.attempt for row in rows] == [3, 1, 2]
     assert [entry["status"] for entry in rows[0].attempts] == ["lost", "lost", "succeeded"]

@@ -1,0 +1,120 @@
+"""`PoolActor`: one offload pool as a named Ray actor, a shell around `PoolCore`.
+
+It owns everything that runs for the pool, so calls go on when the actor of their agent dies. When it dies itself, Ray
+starts it anew, it ends what its former life has left running, and knows of no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from phronomy_ray.actors.pool_core import PoolCore, Subscription
+from phronomy_ray.actors.pool_fleet import NODES_EVERY_S, RayFleet
+from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY
+from phronomy_ray.tool_calls import CallKey
+from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
+
+#: How often time is looked at, in seconds, while calls are here and while none are.
+TICK_S = 0.1
+IDLE_TICK_S = 1.0
+
+
+def pool_actor_name(pool: str) -> str:
+    """Ray name of a pool's actor."""
+    return f"pool:{pool}"
+
+
+def pool_options(pool: str, namespace: str) -> dict[str, Any]:
+    """Options of the actor: no CPU, restarted for ever, and Ray never repeats a call by itself."""
+    return {
+        "name": pool_actor_name(pool),
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": 10 * MAX_CONCURRENCY,
+    }
+
+
+class PoolActor:
+    """Admission to one pool, and owner of what runs in it."""
+
+    def __init__(self, name: str, config: PoolConfig, namespace: str) -> None:
+        self._incarnation = uuid.uuid4().hex[:6]
+        self._fleet = RayFleet(name, config, namespace)
+        self._core = PoolCore(
+            name, config, self._fleet, clock=time.monotonic, incarnation=f"{self._incarnation}-"
+        )
+        self._fleet.connect(self._core)
+        self._up = asyncio.get_running_loop().create_task(self._fleet.clean_up())
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def run(self, batch: PoolBatch) -> AsyncIterator[list[News]]:
+        """Run a batch: its news as lists of whatever is ready, until nothing of it runs any more.
+
+        A call that the pool knows is not run again.
+        """
+        await self._up
+        listener = Subscription()
+        self._core.submit(batch, listener)
+        async for news in listener.groups():
+            yield news
+
+    async def attach(
+        self, agent_id: str, epoch: int, keys: Sequence[CallKey]
+    ) -> AsyncIterator[list[News] | frozenset[CallKey]]:
+        """The calls among `keys` that the pool knows, then their news as for `run`."""
+        await self._up
+        listener = Subscription()
+        yield self._core.attach(agent_id, epoch, keys, listener)
+        async for news in listener.groups():
+            yield news
+
+    async def acknowledge(self, keys: Sequence[CallKey]) -> None:
+        """These outcomes are stored elsewhere: forget them."""
+        self._core.acknowledge(keys)
+
+    async def cancel(self, execution_id: str) -> None:
+        """See `PoolCore.cancel`."""
+        self._core.cancel(execution_id)
+
+    async def stop(self, execution_id: str, grace_s: float) -> None:
+        """See `PoolCore.stop`."""
+        await self._core.stop(execution_id, grace_s)
+
+    async def running(self, execution_id: str) -> list[CallKey]:
+        """See `PoolCore.running`."""
+        return self._core.running(execution_id)
+
+    async def wait_quiet(self, execution_id: str, timeout_s: float) -> list[CallKey]:
+        """See `PoolCore.wait_quiet`."""
+        return await self._core.wait_quiet(execution_id, timeout_s)
+
+    async def prepare(self, setup: WorkerSetup) -> None:
+        """Have a worker ready for agents of this setup."""
+        await self._up
+        self._core.prepare(setup)
+
+    async def metrics(self) -> dict[str, Any]:
+        """Plain JSON; see the guide to pools."""
+        return {**self._core.metrics(), "pid": os.getpid(), "incarnation": self._incarnation}
+
+    async def _tick(self) -> None:
+        await self._up
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(IDLE_TICK_S if self._core.is_idle else TICK_S)
+            self._core.tick()
+            if time.monotonic() - looked >= NODES_EVERY_S:
+                with contextlib.suppress(OSError, RuntimeError):  # the control service is away; asked again
+                    await self._fleet.look_at_nodes()
+                looked = time.monotonic()

@@ -1,0 +1,246 @@
+"""The way from an agent to a pool: its calls survive the agent, and the agent survives the pool.
+
+A batch is handed to the pool once and never again: when the way is lost, the pool is asked what it knows of the calls, and
+what it does not know is unknown. Use it on one event loop, in a process connected to Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ray
+import tenacity
+from ray.exceptions import RayError
+
+from phronomy_ray.actors.pool_actor import PoolActor, pool_options
+from phronomy_ray.tool_calls import CallKey, ToolOutcome
+from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_wire import (
+    ItemKind,
+    News,
+    PoolBatch,
+    PoolItem,
+    StartedCalls,
+    WorkerSetup,
+    not_performed,
+    outcome_of,
+    unknown,
+)
+
+_LOG = logging.getLogger("phronomy_ray.pools")
+#: How long a lost pool is looked for before its calls are unknown, in seconds.
+PATIENCE_S = 90.0
+_RETRY_S = 0.1
+
+
+class PoolRun:
+    """Calls that one agent has in a pool: what it knows of them."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        execution_id: str,
+        epoch: int,
+        keys: Iterable[CallKey],
+        *,
+        on_started: Callable[[StartedCalls], None],
+        on_outcome: Callable[[ToolOutcome], None],
+        on_late: Callable[[CallKey, ToolOutcome | None], None],
+    ) -> None:
+        self.agent_id = agent_id
+        self.execution_id = execution_id
+        self.epoch = epoch
+        #: Calls without outcome.
+        self.live = set(keys)
+        #: Calls with an outcome whose bodies still run.
+        self.given_up: set[CallKey] = set()
+        self._abandoned: set[CallKey] = set()
+        #: Whether the pool may have been told of them.
+        self.is_sent = False
+        self.is_cancelled = False
+        self.changed = asyncio.Event()
+        self._on_started = on_started
+        self._on_outcome = on_outcome
+        self._on_late = on_late
+
+    @property
+    def open(self) -> set[CallKey]:
+        """Calls of which there is more to come."""
+        return self.live | self.given_up
+
+    def take(self, news: Iterable[News]) -> None:
+        """News from the pool."""
+        for item in news:
+            if isinstance(item, StartedCalls):
+                self._on_started(item)
+            elif item.key in self.live:
+                if item.kind is ItemKind.GIVEN_UP:
+                    self.given_up.add(item.key)
+                self._end(outcome_of(item))
+            elif item.key in self.given_up and item.kind in (ItemKind.LATE, ItemKind.ENDED):
+                self._late(item)
+        self.changed.set()
+
+    def lose(self, keys: Iterable[CallKey], reason: str) -> None:
+        """Nobody knows of these any more."""
+        for key in set(keys):
+            if key in self.live:
+                self._end(unknown(key, reason))
+            elif key in self.given_up:
+                self._late(PoolItem(ItemKind.ENDED, key))
+        self.changed.set()
+
+    def call_off(self) -> None:
+        """They were never sent."""
+        for key in list(self.live):
+            self._end(not_performed(key))
+        self.changed.set()
+
+    @property
+    def stragglers(self) -> set[CallKey]:
+        """Given-up bodies that the execution waits for."""
+        return self.given_up - self._abandoned
+
+    def abandon(self) -> frozenset[CallKey]:
+        """The execution waits for no given-up body any more; returns those that run. Their end is still reported."""
+        left = frozenset(self.stragglers)
+        self._abandoned |= left
+        return left
+
+    def _end(self, outcome: ToolOutcome) -> None:
+        self.live.discard(outcome.key)
+        self._on_outcome(outcome)
+
+    def _late(self, item: PoolItem) -> None:
+        self.given_up.discard(item.key)
+        self._on_late(item.key, outcome_of(item) if item.payload else None)
+
+
+class PoolClient:
+    """One pool, as an agent sees it."""
+
+    def __init__(self, pool: str, config: PoolConfig, namespace: str) -> None:
+        self._pool = pool
+        self._config = config
+        self._namespace = namespace
+        self._actor: Any = None
+        self._lock = asyncio.Lock()
+
+    async def prepare(self, setup: WorkerSetup) -> None:
+        """Have the pool and a worker ready; a failure shows when they are used."""
+        try:
+            actor = await self._find()
+            await actor.prepare.remote(setup)
+        except (RayError, TimeoutError) as error:
+            _LOG.info("pool %s was not prepared: %s", self._pool, _first_line(error))
+
+    async def run(self, batch: PoolBatch, run: PoolRun) -> None:
+        """Hand in a batch and tell `run` of it until nothing of it runs any more."""
+        try:
+            actor = await self._find()
+        except TimeoutError as error:
+            run.lose(run.open, str(error))
+            return
+        if run.is_cancelled:
+            run.call_off()
+            return
+        run.is_sent = True
+        try:
+            async for reference in actor.run.options(num_returns="streaming").remote(batch):
+                run.take(await reference)
+        except RayError as error:
+            _LOG.warning("pool %s was lost: %s", self._pool, _first_line(error))
+            self._forget(actor)
+        await self.follow(run)
+
+    async def follow(self, run: PoolRun, found: asyncio.Future[frozenset[CallKey]] | None = None) -> None:
+        """Tell `run` of calls that were handed in earlier, also by an earlier owner, until nothing of them runs.
+
+        `found` is told which of them the pool knows, and `run` waits for no others; without `found` they are lost.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        run.is_sent = True
+        while run.open:
+            actor: Any = None
+            try:
+                actor = await self._find()
+                stream = actor.attach.options(num_returns="streaming").remote(
+                    run.agent_id, run.epoch, sorted(run.open)
+                )
+                known: frozenset[CallKey] = await (await anext(stream))
+                if found is not None and not found.done():
+                    run.live &= known
+                    found.set_result(known)
+                run.lose(run.open - known, "the pool that ran the call was lost")
+                async for reference in stream:
+                    run.take(await reference)
+                run.lose(run.open, "another owner of the agent has taken the call")
+            except (RayError, TimeoutError, StopAsyncIteration) as error:
+                self._forget(actor)
+                if time.monotonic() >= deadline:
+                    if found is not None and not found.done():
+                        run.live.clear()
+                        found.set_result(frozenset())
+                    run.lose(run.open, f"the pool cannot be reached: {_first_line(error)}")
+                await asyncio.sleep(_RETRY_S)
+
+    async def stop(self, execution_id: str, grace_s: float) -> None:
+        """Ask for the end of an execution's calls; what becomes of them comes to their runs."""
+        try:
+            actor = await self._find()
+            await actor.stop.remote(execution_id, grace_s)
+        except (RayError, TimeoutError) as error:
+            _LOG.info("pool %s could not be asked to stop: %s", self._pool, _first_line(error))
+
+    def acknowledge(self, keys: Sequence[CallKey]) -> None:
+        """These outcomes are stored; the pool need not be told at any price."""
+        if self._actor is not None:
+            self._actor.acknowledge.remote(keys)
+
+    # --- the actor ---------------------------------------------------------------------------------------------
+
+    async def _find(self) -> Any:
+        """The pool's actor, made when there is none.
+
+        Raises:
+            TimeoutError: it does not come up.
+        """
+        if self._actor is None:
+            async with self._lock:
+                if self._actor is None:
+                    retrying = tenacity.AsyncRetrying(
+                        retry=tenacity.retry_if_exception_type((RayError, ValueError)),
+                        stop=tenacity.stop_after_delay(PATIENCE_S),
+                        wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+                        reraise=True,
+                    )
+                    try:
+                        self._actor = await retrying(self._create_and_ping)
+                    except (RayError, ValueError) as error:
+                        raise TimeoutError(
+                            f"pool {self._pool!r} cannot be reached: {_first_line(error)}"
+                        ) from error
+        return self._actor
+
+    async def _create_and_ping(self) -> Any:
+        # Naming an actor asks the cluster's control service, which is a blocking call; and one that is just dying may still
+        # hold the name.
+        actor = await asyncio.to_thread(self._create)
+        await actor.running.remote("")
+        return actor
+
+    def _create(self) -> Any:
+        options = pool_options(self._pool, self._namespace)
+        return ray.remote(PoolActor).options(**options).remote(self._pool, self._config, self._namespace)
+
+    def _forget(self, actor: Any) -> None:
+        if self._actor is actor:
+            self._actor = None
+
+
+def _first_line(error: BaseException) -> str:
+    return ": ".join((type(error).__name__, *str(error).splitlines()[:1]))

@@ -1,0 +1,246 @@
+"""The processes of a pool on Ray: worker actors in placement groups, and tasks. Tells the pool's core what happens.
+
+Each worker sits in a named detached placement group of its own, which holds a little *logical memory* and no CPU. The names
+are numbered, so there are never more worker processes than numbers, over the whole cluster and whoever asks; a pool that
+was restarted removes the groups of its former life first, and Ray ends what runs in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import ray
+from ray._raylet import PlacementGroupID
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from phronomy_ray.actors.pool_core import PoolCore
+from phronomy_ray.actors.ray_calls import runtime_env_text
+from phronomy_ray.actors.tool_worker import WORKER_CONCURRENCY, ToolWorker, run_task
+from phronomy_ray.tool_calls import CallKey
+from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, WorkerSetup
+
+_LOG = logging.getLogger("phronomy_ray.pools")
+#: Logical memory of one worker's placement group.
+SHARE_BYTES = 1024 * 1024
+#: How often the cluster's nodes are read, in seconds.
+NODES_EVERY_S = 5.0
+#: How long a worker may take to come up, in seconds.
+START_TIMEOUT_S = 60.0
+#: Tasks that may be handed to Ray per CPU: one runs, the others save the way back and forth in between.
+TASKS_PER_CPU = 3
+MIN_TASKS = 4
+
+
+class RayFleet:
+    """See `pool_core.Fleet`."""
+
+    def __init__(self, pool: str, config: PoolConfig, namespace: str) -> None:
+        self._prefix = f"phronomy:{namespace}:{pool}:"
+        self._config = config
+        self._core: PoolCore | None = None
+        self._nodes: list[str] = []
+        self._cpus = 1.0
+        self._workers: dict[str, Any] = {}
+        self._slots: dict[str, int] = {}
+        self._tasks: dict[CallKey, Any] = {}
+        self._ended: set[str] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._own_env = runtime_env_text()
+
+    def connect(self, core: PoolCore) -> None:
+        """Whom to tell."""
+        self._core = core
+
+    @property
+    def core(self) -> PoolCore:
+        """Whom this fleet works for."""
+        assert self._core is not None
+        return self._core
+
+    # --- the cluster -------------------------------------------------------------------------------------------
+
+    async def clean_up(self) -> None:
+        """End what a former life of this pool has left; returns when its placement groups are gone."""
+        await self.look_at_nodes()
+        await asyncio.to_thread(self._remove_groups)
+
+    def _remove_groups(self) -> None:
+        for group_id, entry in placement_group_table().items():
+            if entry["name"].startswith(self._prefix) and entry["state"] != "REMOVED":
+                _LOG.warning("pool: removing %s of a former life", entry["name"])
+                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+
+    async def look_at_nodes(self) -> None:
+        """Learn which nodes there are."""
+        nodes: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
+        alive = [node for node in nodes if node["Alive"]]
+        with_cpus = [node for node in alive if node["Resources"].get("CPU", 0) > 0]
+        self._nodes = [node["NodeID"] for node in with_cpus or alive]
+        self._cpus = sum(node["Resources"].get("CPU", 0) for node in alive)
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """See `pool_core.Fleet`."""
+        return self._nodes
+
+    @property
+    def max_workers(self) -> int:
+        """See `pool_core.Fleet`."""
+        return self._config.max_workers or max(2, round(2 * self._cpus))
+
+    @property
+    def max_tasks(self) -> int:
+        """See `pool_core.Fleet`."""
+        return max(MIN_TASKS, round(TASKS_PER_CPU * self._cpus))
+
+    # --- workers -----------------------------------------------------------------------------------------------
+
+    def start(self, worker_id: str, setup: WorkerSetup, node: str) -> None:
+        """See `pool_core.Fleet`."""
+        taken = set(self._slots.values())
+        self._slots[worker_id] = next(number for number in range(len(taken) + 1) if number not in taken)
+        self._spawn(self._live(worker_id, setup, node))
+
+    def send(self, worker_id: str, batch: PoolBatch, calls: Sequence[PoolCall]) -> None:
+        """See `pool_core.Fleet`."""
+        worker = self._workers[worker_id]
+        worker.run.remote(batch.source_key, batch.source, [call.payload for call in calls])
+
+    def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
+        """See `pool_core.Fleet`."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.cancel.remote(keys)
+
+    def probe(self, worker_id: str) -> None:
+        """See `pool_core.Fleet`."""
+        self._spawn(self._probe(worker_id))
+
+    def end(self, worker_id: str) -> None:
+        """See `pool_core.Fleet`."""
+        self._ended.add(worker_id)
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            ray.kill(worker, no_restart=True)
+
+    async def _probe(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        try:
+            await worker.ping.remote()
+        except RayError:
+            return  # its news end, which tells of its death
+        self.core.on_alive(worker_id)
+
+    async def _live(self, worker_id: str, setup: WorkerSetup, node: str) -> None:
+        """The life of one worker, from its start to its death."""
+        reason, code, group = "the worker process was ended", "worker_died", None
+        try:
+            group, worker = await asyncio.to_thread(self._create, worker_id, setup, node)
+            self._workers[worker_id] = worker
+            news = worker.news.options(num_returns="streaming").remote()
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await (await anext(news))
+            if worker_id in self._ended:
+                ray.kill(worker, no_restart=True)
+            else:
+                self.core.on_ready(worker_id)
+            async for reference in news:
+                self.core.on_news(await reference)
+        except (RayError, ValueError, TimeoutError, StopAsyncIteration) as error:
+            reason, code = cause_of_death(error)
+        finally:
+            worker = self._workers.pop(worker_id, None)
+            self._ended.discard(worker_id)
+            if worker is not None:
+                ray.kill(worker, no_restart=True)
+            if group is not None:
+                await asyncio.to_thread(remove_placement_group, group)
+            self._slots.pop(worker_id, None)
+        self.core.on_gone(worker_id, reason, code=code)
+
+    def _create(self, worker_id: str, setup: WorkerSetup, node: str) -> tuple[PlacementGroup, Any]:
+        selector = [{"ray.io/node-id": node}] if node else None
+        group = placement_group(
+            [{"memory": SHARE_BYTES}],
+            name=f"{self._prefix}{self._slots[worker_id]}",
+            lifetime="detached",
+            bundle_label_selector=selector,
+        )
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "memory": SHARE_BYTES,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": WORKER_CONCURRENCY,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+        }
+        options |= self._environment(setup)
+        return group, ray.remote(ToolWorker).options(**options).remote(setup)
+
+    def _environment(self, setup: WorkerSetup) -> dict[str, Any]:
+        """The runtime environment of the agent, where it is not this actor's own, which children inherit."""
+        if setup.runtime_env in ("", "{}", self._own_env):
+            return {}
+        return {"runtime_env": json.loads(setup.runtime_env)}
+
+    # --- tasks -------------------------------------------------------------------------------------------------
+
+    def run_task(self, batch: PoolBatch, call: PoolCall) -> None:
+        """See `pool_core.Fleet`."""
+        options = {**(call.task_options or {}), **self._environment(batch.setup)}
+        generator = run_task.options(num_returns="streaming", **options).remote(
+            batch.setup, batch.source_key, batch.source, call.payload
+        )
+        self._tasks[call.key] = generator
+        self._spawn(self._follow(call.key, generator))
+
+    def end_task(self, key: CallKey) -> None:
+        """See `pool_core.Fleet`."""
+        generator = self._tasks.get(key)
+        if generator is not None:
+            ray.cancel(generator, force=True)
+
+    async def _follow(self, key: CallKey, generator: Any) -> None:
+        reason, code = "the process ended without an outcome for this call", "worker_died"
+        try:
+            async for reference in generator:
+                self.core.on_news(await reference)
+        except RayError as error:
+            reason, code = cause_of_death(error)
+        self._tasks.pop(key, None)
+        self.core.on_task_over(key, reason, code=code)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("pool: internal fault", exc_info=task.exception())
+
+
+def cause_of_death(error: BaseException) -> tuple[str, str]:
+    """What a lost process means to its calls: text and code."""
+    text = str(error)
+    if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in text:
+        return "the process that ran the tool was killed because its node ran out of memory", "out_of_memory"
+    first = text.splitlines()[0] if text else ""
+    return f"the worker process was lost ({type(error).__name__}: {first[:200]})", "worker_died"

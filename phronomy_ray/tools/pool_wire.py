@@ -1,0 +1,174 @@
+"""Values between an agent, its pool and the pool's workers.
+
+Invocations and outcomes cross the pool as bytes: it schedules them and needs neither arguments nor results, and a tool's
+own classes are never imported in its process.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from phronomy_ray.errors import BackpressureError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
+from phronomy_ray.journal import ToolCallStatus
+from phronomy_ray.tool_calls import CallKey, ToolOutcome
+from phronomy_ray.tools.envelope import timestamp
+from phronomy_ray.tools.pool_placement import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker process needs to find an agent's modules: calls of different setups never share one."""
+
+    #: Ray runtime environment of the agent's actor, as JSON.
+    runtime_env: str
+    #: ``sys.path`` of the agent's actor.
+    sys_path: tuple[str, ...]
+
+    def key(self) -> str:
+        """Equal for equal setups."""
+        text = "\0".join((self.runtime_env, *self.sys_path))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCall:
+    """One attempt of one tool call, as the pool sees it."""
+
+    key: CallKey
+    tool_name: str
+    lane: Lane
+    #: Longest that the body may take, all its attempts and the waits between them included, in seconds.
+    limit_s: float
+    #: A pickled `ToolInvocation`.
+    payload: bytes = field(repr=False)
+    #: Ray options of a task of its own; ``None`` for a thread of a worker.
+    task_options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBatch:
+    """Calls of one execution that are dispatched together."""
+
+    agent_id: str
+    execution_id: str
+    #: Ownership epoch of the agent.
+    epoch: int
+    setup: WorkerSetup
+    #: A pickled `DefinitionSource`, and a key that is equal for equal ones.
+    source: bytes = field(repr=False)
+    source_key: str
+    calls: tuple[PoolCall, ...]
+
+
+class ItemKind(enum.IntEnum):
+    """What an item says of a call."""
+
+    #: Its outcome; nothing of it runs any more.
+    OUTCOME = 1
+    #: Its outcome; the body was given up and still runs.
+    GIVEN_UP = 2
+    #: What a given-up body did in the end; nothing of it runs any more.
+    LATE = 3
+    #: A given-up body was ended with its process.
+    ENDED = 4
+
+
+class PoolItem(NamedTuple):
+    """News of one call."""
+
+    kind: ItemKind
+    key: CallKey
+    #: A pickled `ToolOutcome`; empty for ``ENDED``.
+    payload: bytes = b""
+    status: str = ""
+
+
+class StartedCalls(NamedTuple):
+    """Bodies that have begun."""
+
+    keys: tuple[CallKey, ...]
+    node: str
+    pid: int
+    #: ISO 8601 UTC.
+    at: str
+
+
+News: TypeAlias = PoolItem | StartedCalls
+
+
+def item_of(outcome: ToolOutcome, kind: ItemKind = ItemKind.OUTCOME) -> PoolItem:
+    """An outcome as it travels."""
+    return PoolItem(kind, outcome.key, pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL), outcome.status.value)
+
+
+def outcome_of(item: PoolItem) -> ToolOutcome:
+    """The outcome in an item."""
+    outcome: ToolOutcome = pickle.loads(item.payload)  # noqa: S301 - written by our own worker
+    return outcome
+
+
+# --- outcomes that the pool itself gives -----------------------------------------------------------------------
+
+
+def _failed(key: CallKey, error: PhronomyError, status: ToolCallStatus) -> ToolOutcome:
+    record = ErrorRecord.from_exception(error)
+    text = f"Error ({record.code}): {record.message}"
+    return ToolOutcome(*key, status, text, error=record, ended_at=timestamp())
+
+
+def rejected(key: CallKey, *, pool: str, running: int, queued: int, waited: bool) -> ToolOutcome:
+    """The pool is full; nothing of the batch has run."""
+    how = "there was no room in time" if waited else "there is no room"
+    error = BackpressureError(
+        f"the call was not performed: {how} in pool {pool!r} ({running} running, {queued} queued); try again later",
+        details={"pool": pool, "running": running, "queued": queued},
+    )
+    return _failed(key, error, ToolCallStatus.FAILED)
+
+
+def pool_unavailable(key: CallKey, reason: str) -> ToolOutcome:
+    """No process could be started for the call; it has not run."""
+    error = ToolError(f"the call was not performed: {reason}", code="pool_unavailable")
+    return _failed(key, error, ToolCallStatus.FAILED)
+
+
+def gave_up(key: CallKey, limit_s: float) -> ToolOutcome:
+    """The body is over its time, and its process does not say so."""
+    error = ToolTimeoutError(f"the tool did not finish within {limit_s:g} s, nor did its process answer")
+    return _failed(key, error, ToolCallStatus.TIMED_OUT)
+
+
+def timed_out(key: CallKey, limit_s: float, *, node: str = "", started: str = "") -> ToolOutcome:
+    """The body was over its time and was killed."""
+    error = ToolTimeoutError(f"the tool did not finish within {limit_s:g} s and was killed")
+    made = _failed(key, error, ToolCallStatus.TIMED_OUT)
+    return ToolOutcome(*key, made.status, made.model_text, None, made.error, node, 0, started, made.ended_at)
+
+
+def not_performed(key: CallKey) -> ToolOutcome:
+    """The call was taken back before its body began."""
+    return ToolOutcome(
+        *key,
+        ToolCallStatus.NOT_PERFORMED,
+        "Not performed: the turn was cancelled before this call was started.",
+    )
+
+
+def unknown(
+    key: CallKey, reason: str, *, code: str = "outcome_unknown", node: str = "", started: str = ""
+) -> ToolOutcome:
+    """Nobody can be asked any more what the body did."""
+    return ToolOutcome(
+        *key,
+        ToolCallStatus.UNKNOWN,
+        f"Unknown: {reason}",
+        error=ErrorRecord("ToolError", code, reason),
+        node=node,
+        started_at=started,
+        ended_at=timestamp(),
+    )

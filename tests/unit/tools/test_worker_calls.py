@@ -1,0 +1,139 @@
+"""The calls of one worker on their threads, in this process: no Ray is started."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from phronomy_ray.definition.agent import Agent
+from phronomy_ray.definition.tool import tool
+from phronomy_ray.journal import ToolCallStatus
+from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
+from phronomy_ray.tools import pool_wire
+from phronomy_ray.tools.pool_wire import ItemKind, News, PoolItem, StartedCalls
+from phronomy_ray.tools.warm_threads import WarmThreads
+from phronomy_ray.tools.worker_calls import WorkerCalls
+
+
+def news_of(*bodies: Any, cancel: bool = False) -> Iterator[News]:
+    """What one worker reports of these bodies, each called once, until all of them are over."""
+    tools = type("Clerk", (Agent,), {"model": "m/m", "tools": list(bodies)}).definition().tools
+    calls = WorkerCalls("here")
+    calls.submit(
+        [(ToolInvocation(f"tc_{name}", name, {}, "a1", "ex1", 1), bound) for name, bound in tools.items()]
+    )
+    if cancel:
+        calls.cancel([(f"tc_{name}", 1) for name in tools])
+    waiting = set(tools)
+    for group in calls.serve():
+        for item in group:
+            yield item
+            if isinstance(item, PoolItem) and item.kind is not ItemKind.GIVEN_UP:
+                waiting.discard(item.key[0].removeprefix("tc_"))
+        if not waiting:
+            return
+
+
+def outcome_of(body: Any) -> ToolOutcome:
+    """The first outcome of one body."""
+    return next(pool_wire.outcome_of(item) for item in news_of(body) if isinstance(item, PoolItem))
+
+
+def test_the_wait_before_another_attempt_is_not_the_body_s_time() -> None:
+    ran: list[int] = []
+
+    @tool(replay="safe", retries=1, timeout_s=0.05)  # shorter than the wait
+    def flaky() -> str:
+        ran.append(1)
+        if len(ran) == 1:
+            raise ValueError("the first time")
+        return "went well"
+
+    outcome = outcome_of(flaky)
+    assert (outcome.status, outcome.result) == (ToolCallStatus.SUCCEEDED, "went well")
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_every_attempt_has_the_whole_time_and_no_more(failures: int) -> None:
+    ran: list[int] = []
+    release = threading.Event()
+
+    @tool(replay="safe", retries=2, timeout_s=0.05)
+    def stuck() -> str:
+        ran.append(1)
+        if len(ran) <= failures:
+            raise ValueError("not yet")
+        release.wait(20)
+        return "too late"
+
+    try:
+        outcome = outcome_of(stuck)
+    finally:
+        release.set()
+    assert outcome.status is ToolCallStatus.TIMED_OUT
+    assert len(ran) == failures + 1
+
+
+def test_bodies_run_side_by_side_and_come_back_as_lists() -> None:
+    barrier = threading.Barrier(3)
+
+    def body(name: str) -> Any:
+        def meet() -> str:
+            barrier.wait(20)
+            return name
+
+        return tool(replay="safe", name=name)(meet)
+
+    news = list(news_of(*(body(name) for name in ("a", "b", "c"))))
+    assert isinstance(news[0], StartedCalls)
+    assert news[0].keys == (("tc_a", 1), ("tc_b", 1), ("tc_c", 1))
+    assert sorted(item.status for item in news[1:] if isinstance(item, PoolItem)) == ["succeeded"] * 3
+
+
+def test_a_body_that_was_given_up_is_reported_again_when_it_ends() -> None:
+    release = threading.Event()
+
+    @tool(replay="safe", timeout_s=0.05)
+    def slow() -> str:
+        release.wait(20)
+        return "in the end"
+
+    kinds = []
+    for item in news_of(slow):
+        if isinstance(item, PoolItem):
+            kinds.append((item.kind, item.status))
+            release.set()
+    assert kinds == [(ItemKind.GIVEN_UP, "timed_out"), (ItemKind.LATE, "succeeded")]
+
+
+def test_a_body_sees_that_it_should_stop() -> None:
+    @tool(replay="safe", timeout_s=20)
+    def polite(context: ToolContext) -> str:
+        while not context.is_cancelled():
+            threading.Event().wait(0.005)
+        return "stopped"
+
+    [outcome] = [item for item in news_of(polite, cancel=True) if isinstance(item, PoolItem)]
+    assert (outcome.kind, pool_wire.outcome_of(outcome).result) == (ItemKind.OUTCOME, "stopped")
+
+
+def test_threads_are_used_again() -> None:
+    threads = WarmThreads()
+    seen: list[int] = []
+    for _ in range(5):
+        done = threading.Event()
+
+        def work(done: threading.Event = done) -> None:
+            seen.append(threading.get_ident())
+            done.set()
+
+        before = threading.active_count()
+        threads.run(work)
+        assert done.wait(20)
+        while not threads.has_idle():
+            threading.Event().wait(0.001)
+        assert threading.active_count() <= before + 1
+    assert len(set(seen)) == 1
