@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import ray
 
+from phronomy_ray.actors.mcp_client import GatewayAccess
 from phronomy_ray.actors.ray_calls import kill, node_id
 from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
@@ -32,6 +33,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import JournalRecord
 from phronomy_ray.kernel.state import Decide, Resolve
+from phronomy_ray.mcp import access
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.sql_store import open_store
 
@@ -75,6 +77,7 @@ class AgentActor:
             definition = wiring.definition.load().definition()
             tools = RayToolExecutor(wiring.definition, wiring.namespace, wiring.pools)
             tools.prepare(definition.tools.values())
+            access.install(GatewayAccess(namespace=wiring.namespace))
             self._engine_made = AgentEngine(
                 self._agent_id,
                 definition,

@@ -4,13 +4,14 @@ Stateless: it holds what it was given and nothing of a turn. `assemble` chooses 
 from a stored binding without choosing again, so that a resumed turn goes on with the same implementations. A turn's
 context never stands on an instance: it comes with each call (`ToolContext`), so ready instances can be shared.
 
-Order: own tools, registry tools by registration, capabilities by the agent's list, tools of the framework. Follows
+Order: own tools, registry tools by registration, capabilities by the agent's list, what the agent's tool sources offer, tools
+of the framework. Follows
 Insika's ToolAssembly; collisions of names, which pass there unseen, are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from phronomy_ray.assembly.binding import Binding, Choice, Origin
@@ -27,6 +28,7 @@ from phronomy_ray.assembly.sources import AssemblySources
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool import Tool, with_name
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet
+from phronomy_ray.definition.tool_source import Offer
 from phronomy_ray.errors import (
     CapabilityError,
     ConfigurationError,
@@ -43,6 +45,8 @@ class Assembled:
     tools: ToolSet
     binding: Binding
     events: tuple[CapabilityEvent, ...] = ()
+    #: Texts that the binding names by their hash.
+    contents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +84,23 @@ class ToolAssembly:
         self._sources = sources
         self._framework = tuple(framework)
 
-    def assemble(self, turn: Turn) -> Assembled | AssemblyFailed:
-        """Choose and make the tools of a turn. Calls the user's factories and predicates: not for the event loop."""
+    def assemble(self, turn: Turn, offers: Sequence[Offer] = ()) -> Assembled | AssemblyFailed:
+        """Choose and make the tools of a turn. Calls the user's factories and predicates: not for the event loop.
+
+        Args:
+            offers: what the agent's tool sources offer.
+        """
         events: list[CapabilityEvent] = []
         try:
             claims = self._claims(turn, events)
             chosen: dict[str, tuple[Choice, BoundTool]] = {}
-            for choice, bound in self._tools(claims):
+            for choice, bound in self._tools(claims, offers):
                 present = chosen.get(choice.name)
                 if present is not None:
+                    hint = "; give a source a prefix" if choice.source else ""
                     raise ToolNameCollisionError(
-                        f"two tools of agent {turn.agent_id!r} would be named {choice.name!r}: {present[0]}, and {choice}",
+                        f"two tools of agent {turn.agent_id!r} would be named {choice.name!r}: {present[0]}, and "
+                        f"{choice}{hint}",
                         details={
                             "name": choice.name,
                             "sources": [str(present[0]), str(choice)],
@@ -101,13 +111,19 @@ class ToolAssembly:
                 chosen[choice.name] = (choice, bound)
         except PhronomyError as error:
             return AssemblyFailed(error, tuple(events))
-        binding = Binding(tuple(choice for choice, _ in chosen.values()))
+        pinned = tuple((offer.source.source_name, offer.hash) for offer in offers)
+        binding = Binding(tuple(choice for choice, _ in chosen.values()), pinned)
         tools = ToolSet.of({name: bound for name, (_, bound) in chosen.items()})
-        return Assembled(tools, binding, tuple(events))
+        return Assembled(tools, binding, tuple(events), tuple(offer.text for offer in offers))
 
-    def rebind(self, binding: Binding) -> Rebound:
-        """The tools that a stored binding names: fresh instances of the same entries, nothing chosen again."""
+    def rebind(self, binding: Binding, contents: Mapping[str, str] | None = None) -> Rebound:
+        """The tools that a stored binding names: fresh instances of the same entries, nothing chosen again.
+
+        Args:
+            contents: the kept texts of the binding's offers, by their hash.
+        """
         framework = {tool.spec.name: tool for tool in self._framework}
+        offered = self._offered_then(binding, contents or {})
         tools: dict[str, BoundTool] = {}
         missing: list[tuple[str, str]] = []
         for choice in binding.choices:
@@ -118,6 +134,8 @@ class ToolAssembly:
                 elif choice.origin is Origin.FRAMEWORK:
                     tool = framework.get(choice.name)
                     bound = None if tool is None else BoundTool(tool.spec, tool, is_framework=True)
+                elif choice.origin is Origin.SOURCE:
+                    bound = offered.get((choice.source, choice.name))
                 else:
                     bound = bind_entry(self._sources, choice.registry_key, choice.name)
             except PhronomyError as error:
@@ -128,6 +146,17 @@ class ToolAssembly:
             else:
                 tools[choice.name] = bound
         return Rebound(ToolSet.of(tools), tuple(missing))
+
+    def _offered_then(
+        self, binding: Binding, contents: Mapping[str, str]
+    ) -> dict[tuple[str, str], BoundTool]:
+        sources = {source.source_name: source for source in self._definition.sources}
+        return {
+            (name, tool_name): bound
+            for name, digest in binding.offers
+            if name in sources and digest in contents
+            for tool_name, bound in self._offered(Offer(sources[name], contents[digest]))
+        }
 
     # --- choosing ----------------------------------------------------------------------------------------------
 
@@ -179,7 +208,9 @@ class ToolAssembly:
 
     # --- making ------------------------------------------------------------------------------------------------
 
-    def _tools(self, claims: dict[str, _Claim]) -> Iterator[tuple[Choice, BoundTool]]:
+    def _tools(
+        self, claims: dict[str, _Claim], offers: Sequence[Offer]
+    ) -> Iterator[tuple[Choice, BoundTool]]:
         """Every tool of the turn in order; an entry that a capability has claimed is dropped before it is made."""
         direct = set(claims)
         denied = self._definition.tools_deny
@@ -201,11 +232,24 @@ class ToolAssembly:
             spec = with_name(tool.spec, claim.capability)
             choice = Choice(claim.capability, Origin.CAPABILITY, claim.entry.name, claim.entry.plugin)
             yield choice, BoundTool(spec, tool, claim.entry.name)
+        for offer in offers:
+            source = offer.source.source_name
+            for name, bound in self._offered(offer):
+                yield Choice(name, Origin.SOURCE, source=source), bound
         for tool in self._framework:
             yield (
                 Choice(tool.spec.name, Origin.FRAMEWORK),
                 BoundTool(tool.spec, tool, is_framework=True),
             )
+
+    def _offered(self, offer: Offer) -> Iterator[tuple[str, BoundTool]]:
+        """The tools of an offer under the names that the agent gives them, without those that it must not have."""
+        aliases = self._definition.cls.tool_aliases
+        for tool in offer.source.tools_from(offer.text):
+            if tool.spec.name not in self._definition.tools_deny:
+                alias = aliases.get(tool.spec.name)
+                spec = with_name(tool.spec, alias) if alias else tool.spec
+                yield spec.name, BoundTool(spec, tool)
 
     def _key_of(self, tool: Tool) -> str:
         """The registry key of a tool that the class lists, when the registry holds the very same one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from phronomy_ray.canonical_json import check_format
 
-BINDING_FORMAT = 1
+BINDING_FORMAT = 2
 
 
 class Origin(StrEnum):
@@ -22,6 +22,8 @@ class Origin(StrEnum):
     CAPABILITY = "capability"
     #: The framework's.
     FRAMEWORK = "framework"
+    #: Offered by a tool source of the agent's class.
+    SOURCE = "source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,11 @@ class Choice:
     #: Name that the model sees; the capability's name for one that was resolved for it.
     name: str
     origin: Origin
-    #: Key in the tool registry; empty for `OWN` and `FRAMEWORK`.
+    #: Key in the tool registry; empty for `OWN`, `FRAMEWORK` and `SOURCE`.
     registry_key: str = ""
     plugin: str | None = None
+    #: Name of the tool source; empty for others.
+    source: str = ""
 
     def __str__(self) -> str:
         plugin = f" of plugin {self.plugin!r}" if self.plugin else ""
@@ -46,6 +50,8 @@ class Choice:
                 return f"the capability {self.name!r} (implemented by {self.registry_key!r}{plugin})"
             case Origin.FRAMEWORK:
                 return "a tool of the framework"
+            case Origin.SOURCE:
+                return f"a tool of the source {self.source!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +59,35 @@ class Binding:
     """All tools of a turn, in the order in which the model sees them."""
 
     choices: tuple[Choice, ...] = ()
+    #: Name of each tool source, and hash of the kept text of what it offered.
+    offers: tuple[tuple[str, str], ...] = ()
 
     def registry_key(self, name: str) -> str:
         """The registry key behind a name; empty for an own tool and for a name that it does not hold."""
         return next((choice.registry_key for choice in self.choices if choice.name == name), "")
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON form with its format number."""
-        return {
-            "v": BINDING_FORMAT,
+        """JSON form with its format number: the lowest that can hold it, so that an older release reads what it can."""
+        wire: dict[str, Any] = {
+            "v": BINDING_FORMAT if self.offers else 1,
             "tools": [
                 [choice.name, choice.origin.value, choice.registry_key, choice.plugin]
+                + ([choice.source] if choice.source else [])
                 for choice in self.choices
             ],
         }
+        if self.offers:
+            wire["offers"] = [list(offer) for offer in self.offers]
+        return wire
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Binding:
         """Inverse of `to_wire`. Raises `SerializationError` for a newer format."""
         check_format(wire, BINDING_FORMAT, "the execution's tool binding")
         return cls(
-            tuple(Choice(name, Origin(origin), key, plugin) for name, origin, key, plugin in wire["tools"])
+            tuple(
+                Choice(name, Origin(origin), key, plugin, *source)
+                for name, origin, key, plugin, *source in wire["tools"]
+            ),
+            tuple((name, digest) for name, digest in wire.get("offers", ())),
         )

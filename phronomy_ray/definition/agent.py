@@ -22,6 +22,7 @@ from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.definition.importing import import_object
 from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole, with_name
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet
+from phronomy_ray.definition.tool_source import ToolSource
 from phronomy_ray.errors import (
     ConfigurationError,
     DefinitionUnavailableError,
@@ -64,11 +65,13 @@ class AgentDefinition:
     tools_allow: tuple[str, ...] | None
     tools_deny: tuple[str, ...]
     tool_sources: str | Callable[[], Any]
+    #: What offers more tools at run time.
+    sources: tuple[ToolSource, ...] = ()
 
     @property
     def wants_assembly(self) -> bool:
-        """Whether each turn's tools are assembled from registries; else they are its own ones, for nothing."""
-        return bool(self.capabilities or self.tool_sources) or self.tools_allow is not None
+        """Whether each turn's tools are assembled from registries and sources; else they are its own ones, for nothing."""
+        return bool(self.capabilities or self.tool_sources or self.sources) or self.tools_allow is not None
 
     @property
     def tools(self) -> Mapping[str, BoundTool]:
@@ -88,7 +91,8 @@ class Agent:
     model: ClassVar[Any] = ""
     #: System text, or a function of the input that returns it (plain or async).
     instructions: ClassVar[Any] = ""
-    #: Tools: `tool` functions, `Tool` classes or instances; or a mapping of those to an alias (or ``None``).
+    #: Tools: `tool` functions, `Tool` classes or instances, and tool sources such as `McpServer`; or a mapping of those to
+    #: an alias (or ``None``).
     tools: ClassVar[Sequence[Any] | Mapping[Any, str | None]] = ()
     #: Other names for tools, by their own name; inherited and merged.
     tool_aliases: ClassVar[Mapping[str, str]] = {}
@@ -250,6 +254,7 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         quiescence_timeout_s=cls.quiescence_timeout_s,
         tool_approval_policy=policy,
         authorization_timeout_s=cls.authorization_timeout_s,
+        sources=_sources_of(cls),
         **_assembly_fields(cls),
     )
 
@@ -297,6 +302,14 @@ def _takes_one_argument(function: Callable[..., Any]) -> bool:
     return True
 
 
+def _sources_of(cls: type[Agent]) -> tuple[ToolSource, ...]:
+    sources: dict[str, ToolSource] = {}
+    for item in cls.tools:
+        if isinstance(item, ToolSource) and sources.setdefault(item.source_name, item) is not item:
+            raise ConfigurationError(f"agent {cls.__name__}: two tool sources are named {item.source_name!r}")
+    return tuple(sources.values())
+
+
 def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, BoundTool]:
     listed: list[tuple[Any, str | None]]
     given: object = cls.tools
@@ -311,6 +324,12 @@ def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, Boun
     bound: dict[str, BoundTool] = {}
     own_names: set[str] = set()
     for item, alias in listed:
+        if isinstance(item, ToolSource):
+            if alias:
+                raise ConfigurationError(
+                    f"agent {cls.__name__}: the tool source {item.source_name!r} cannot have an alias; its tools can"
+                )
+            continue
         if isinstance(item, type) and issubclass(item, Tool):
             item = item()
         if not isinstance(item, Tool):
@@ -332,7 +351,7 @@ def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, Boun
             )
         bound[spec.name] = BoundTool(spec, item)
     unused = own_aliases - own_names  # an inherited alias may be for a tool that this class leaves out
-    if unused and cls.tools:
+    if unused and cls.tools and not _sources_of(cls):  # or it is for a tool that a source offers
         raise ConfigurationError(
             f"agent {cls.__name__}: tool_aliases names {sorted(unused)[0]!r}, which is no tool of it"
         )

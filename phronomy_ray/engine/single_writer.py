@@ -196,7 +196,10 @@ class SingleWriter:
             conversation = Conversation().apply(await self._read_journal())
             instructions, tools = "", None
             if hydration.execution is not None:
-                tools = await self._turn_tools.rebind(binding_of(hydration.execution.state))
+                binding = binding_of(hydration.execution.state)
+                tools = await self._turn_tools.rebind(
+                    binding, lambda digest: self._store.run(store.read_content, digest)
+                )
                 digest = hydration.execution.state.get("instructions")
                 if digest:
                     instructions = await self._store.run(store.read_content, digest)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed, ToolAssembly
 from phronomy_ray.assembly.binding import Binding
-from phronomy_ray.assembly.capabilities import Turn
+from phronomy_ray.assembly.capabilities import CapabilityEvent, CapabilityEventKind, Turn
 from phronomy_ray.assembly.sources import SourceReference, sources_of
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
+from phronomy_ray.definition.tool_source import Offer
 from phronomy_ray.errors import PhronomyError
 
 _LOG = logging.getLogger("phronomy_ray.engine")
@@ -29,27 +32,61 @@ class TurnTools:
         if not self._definition.wants_assembly:
             return None
         turn = Turn(self._agent_id, execution_id)
-        return await asyncio.get_running_loop().run_in_executor(None, self._assemble, turn)
+        events: list[CapabilityEvent] = []
+        try:
+            offers = await self._offers(turn, events)
+        except PhronomyError as error:
+            return AssemblyFailed(error)
+        assembled = await asyncio.get_running_loop().run_in_executor(None, self._assemble, turn, offers)
+        return replace(assembled, events=(*events, *assembled.events)) if events else assembled
 
-    def _assemble(self, turn: Turn) -> Assembled | AssemblyFailed:
+    async def _offers(self, turn: Turn, events: list[CapabilityEvent]) -> list[Offer]:
+        """What the agent's tool sources offer now, all asked at once; an optional one that cannot be asked is left out."""
+        sources = self._definition.sources
+        answers = await asyncio.gather(*(source.fetch() for source in sources), return_exceptions=True)
+        offers: list[Offer] = []
+        for source, answer in zip(sources, answers, strict=True):
+            if isinstance(answer, str):
+                offers.append(Offer(source, answer))
+            elif isinstance(answer, PhronomyError) and source.is_optional:
+                _LOG.warning(
+                    "agent %s: a turn without the tools of %s: %s", turn.agent_id, source.source_name, answer
+                )
+                kind = CapabilityEventKind.SKIPPED
+                events.append(
+                    CapabilityEvent(
+                        kind, turn.agent_id, turn.execution_id, source.source_name, reason=str(answer)
+                    )
+                )
+            else:
+                raise answer
+        return offers
+
+    def _assemble(self, turn: Turn, offers: list[Offer]) -> Assembled | AssemblyFailed:
         try:
             assembly = self._assembly()
         except PhronomyError as error:
             return AssemblyFailed(error)
-        return assembly.assemble(turn)
+        return assembly.assemble(turn, offers)
 
-    async def rebind(self, binding: Binding | None) -> ToolSet | None:
+    async def rebind(
+        self, binding: Binding | None, read_content: Callable[[str], Awaitable[str]]
+    ) -> ToolSet | None:
         """The tools behind a stored binding; a tool that is not there any more is left out, and its calls fail.
+
+        Args:
+            read_content: gives a kept text by its hash.
 
         Raises:
             DefinitionUnavailableError: the registries cannot be had in this process.
         """
         if binding is None:
             return None
-        return await asyncio.get_running_loop().run_in_executor(None, self._rebind, binding)
+        contents = {digest: await read_content(digest) for _, digest in binding.offers}
+        return await asyncio.get_running_loop().run_in_executor(None, self._rebind, binding, contents)
 
-    def _rebind(self, binding: Binding) -> ToolSet:
-        rebound = self._assembly().rebind(binding)
+    def _rebind(self, binding: Binding, contents: dict[str, str]) -> ToolSet:
+        rebound = self._assembly().rebind(binding, contents)
         for name, reason in rebound.missing:
             _LOG.warning(
                 "agent %s: the tool %r of a running turn is missing: %s", self._agent_id, name, reason

@@ -178,8 +178,10 @@ class EngineWork:
 
     async def _with_tools(self, execution_id: str, prepared: Prepared) -> PreparationDone | PreparationFailed:
         match await self._turn_tools.assemble(execution_id):
-            case Assembled(tools, binding, events):
-                prepared = replace(prepared, tools=tools, binding=binding, events=events)
+            case Assembled(tools, binding, events, contents):
+                prepared = replace(
+                    prepared, tools=tools, binding=binding, events=events, tool_contents=contents
+                )
             case AssemblyFailed(error, events):
                 record = redacted(ErrorRecord.from_exception(error))
                 return PreparationFailed(execution_id, record, events)

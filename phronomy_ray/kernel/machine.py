@@ -183,6 +183,8 @@ def _preparation_failed(state: AgentState, event: PreparationFailed, env: Env) -
 def _begin(draft: Draft, prepared: Prepared, name: str) -> Step:
     digest = draft.content(prepared.instructions) if prepared.instructions else ""
     draft.execution = replace(draft.execution, instructions=prepared.instructions, tools=prepared.tools)
+    for text in prepared.tool_contents:
+        draft.content(text)
     draft.progress(instructions_hash=digest, binding=prepared.binding)
     _announce_capabilities(draft, prepared.events)
     draft.message(RecordKind.EXTERNAL_MESSAGE, Channel.EXTERNAL, Message.user(prepared.message))

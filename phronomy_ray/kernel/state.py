@@ -176,6 +176,8 @@ class Prepared:
     #: The tools that were assembled, with their binding; ``None`` for those of the definition.
     tools: ToolSet | None = None
     binding: Binding | None = None
+    #: Texts that the binding names by their hash.
+    tool_contents: tuple[str, ...] = ()
     #: What happened to the agent's capabilities meanwhile.
     events: tuple[CapabilityEvent, ...] = ()
 
