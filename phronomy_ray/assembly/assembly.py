@@ -26,8 +26,8 @@ from phronomy_ray.assembly.capabilities import (
 from phronomy_ray.assembly.registry import Entry, tool_of
 from phronomy_ray.assembly.sources import AssemblySources
 from phronomy_ray.definition.agent import AgentDefinition
-from phronomy_ray.definition.tool import Tool, with_name
-from phronomy_ray.definition.tool_set import BoundTool, ToolSet
+from phronomy_ray.definition.tool import Tool
+from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
 from phronomy_ray.definition.tool_source import Offer
 from phronomy_ray.errors import (
     CapabilityError,
@@ -137,7 +137,7 @@ class ToolAssembly:
                 elif choice.origin is Origin.SOURCE:
                     bound = offered.get((choice.source, choice.name))
                 else:
-                    bound = bind_entry(self._sources, choice.registry_key, choice.name)
+                    bound = bind_entry(self._definition, self._sources, choice.registry_key, choice.name)
             except PhronomyError as error:
                 missing.append((choice.name, error.message))
                 continue
@@ -213,7 +213,7 @@ class ToolAssembly:
     ) -> Iterator[tuple[Choice, BoundTool]]:
         """Every tool of the turn in order; an entry that a capability has claimed is dropped before it is made."""
         direct = set(claims)
-        denied = self._definition.tools_deny
+        denied, timeout_s = self._definition.tools_deny, self._definition.tool_timeout_s
         for name, bound in self._definition.tools.items():
             key = self._key_of(bound.tool)
             if key and (key in direct or key in denied):
@@ -223,15 +223,19 @@ class ToolAssembly:
             yield Choice(name, Origin.OWN), bound
         for entry in self._allowed():
             if entry.name not in direct:
-                tool = make_tool(entry)
-                name = tool.spec.name
-                bound = BoundTool(tool.spec, tool, entry.name)
-                yield Choice(name, Origin.REGISTRY, entry.name, entry.plugin), bound
+                bound = bind_tool(make_tool(entry), timeout_s=timeout_s, registry_key=entry.name)
+                yield Choice(bound.spec.name, Origin.REGISTRY, entry.name, entry.plugin), bound
         for claim in claims.values():
-            tool = make_tool(claim.entry)
-            spec = with_name(tool.spec, claim.capability)
-            choice = Choice(claim.capability, Origin.CAPABILITY, claim.entry.name, claim.entry.plugin)
-            yield choice, BoundTool(spec, tool, claim.entry.name)
+            bound = bind_tool(
+                make_tool(claim.entry),
+                name=claim.capability,
+                timeout_s=timeout_s,
+                registry_key=claim.entry.name,
+            )
+            yield (
+                Choice(claim.capability, Origin.CAPABILITY, claim.entry.name, claim.entry.plugin),
+                bound,
+            )
         for offer in offers:
             source = offer.source.source_name
             for name, bound in self._offered(offer):
@@ -247,9 +251,12 @@ class ToolAssembly:
         aliases = self._definition.cls.tool_aliases
         for tool in offer.source.tools_from(offer.text):
             if tool.spec.name not in self._definition.tools_deny:
-                alias = aliases.get(tool.spec.name)
-                spec = with_name(tool.spec, alias) if alias else tool.spec
-                yield spec.name, BoundTool(spec, tool)
+                bound = bind_tool(
+                    tool,
+                    name=aliases.get(tool.spec.name, ""),
+                    timeout_s=self._definition.tool_timeout_s,
+                )
+                yield bound.spec.name, bound
 
     def _key_of(self, tool: Tool) -> str:
         """The registry key of a tool that the class lists, when the registry holds the very same one."""
@@ -271,7 +278,9 @@ class ToolAssembly:
                 yield entry
 
 
-def bind_entry(sources: AssemblySources | None, registry_key: str, name: str) -> BoundTool:
+def bind_entry(
+    definition: AgentDefinition, sources: AssemblySources | None, registry_key: str, name: str
+) -> BoundTool:
     """The tool of a registry entry under the name that a turn gave it.
 
     Raises:
@@ -284,8 +293,9 @@ def bind_entry(sources: AssemblySources | None, registry_key: str, name: str) ->
             code="definition_changed",
             details={"tool_name": name, "registry_key": registry_key},
         )
-    tool = make_tool(entry)
-    return BoundTool(with_name(tool.spec, name), tool, registry_key)
+    return bind_tool(
+        make_tool(entry), name=name, timeout_s=definition.tool_timeout_s, registry_key=registry_key
+    )
 
 
 def make_tool(entry: Entry[Tool]) -> Tool:

@@ -51,11 +51,11 @@ def load_sources(reference: SourceReference) -> AssemblySources:
 
 
 def sources_of(definition: AgentDefinition, registry: SourceReference = "") -> AssemblySources | None:
-    """The registries of an agent: what its class names, else the runtime's `registry`, else none.
+    """The registries of an agent: what its class names, else the runtime's `registry` if it wants any, else none.
 
     Raises as `load_sources`.
     """
-    reference = definition.tool_sources or registry
+    reference = definition.tool_sources or (registry if definition.wants_registries else "")
     return load_sources(reference) if reference else None
 
 

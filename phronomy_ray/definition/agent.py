@@ -20,8 +20,8 @@ from typing import Any, ClassVar, cast
 
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.definition.importing import import_object
-from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole, with_name
-from phronomy_ray.definition.tool_set import BoundTool, ToolSet
+from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole
+from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
 from phronomy_ray.definition.tool_source import ToolSource
 from phronomy_ray.errors import (
     ConfigurationError,
@@ -61,6 +61,8 @@ class AgentDefinition:
     #: Function of an `ApprovalEvaluationRequest` that gives an `ApprovalVerdict` or its text, plain or async.
     tool_approval_policy: Callable[[Any], Any] | None
     authorization_timeout_s: float
+    tool_timeout_s: float | None
+    max_parallel_tools: int | None
     capabilities: tuple[str, ...]
     tools_allow: tuple[str, ...] | None
     tools_deny: tuple[str, ...]
@@ -69,9 +71,14 @@ class AgentDefinition:
     sources: tuple[ToolSource, ...] = ()
 
     @property
+    def wants_registries(self) -> bool:
+        """Whether its tools may come from registries: it names some, capabilities, or an allow list."""
+        return bool(self.capabilities or self.tool_sources) or self.tools_allow is not None
+
+    @property
     def wants_assembly(self) -> bool:
         """Whether each turn's tools are assembled from registries and sources; else they are its own ones, for nothing."""
-        return bool(self.capabilities or self.tool_sources or self.sources) or self.tools_allow is not None
+        return bool(self.sources) or self.wants_registries
 
     @property
     def tools(self) -> Mapping[str, BoundTool]:
@@ -120,6 +127,10 @@ class Agent:
     allow_empty_answer: ClassVar[bool] = False
     #: How long the end of a cancelled execution waits for bodies that still run, in seconds.
     quiescence_timeout_s: ClassVar[float] = 5.0
+    #: Limit of one attempt of each of its tools, in seconds; ``None`` for the tools' own limits.
+    tool_timeout_s: ClassVar[float | None] = None
+    #: How many of its calls may be under way at once; ``None`` for all of a batch.
+    max_parallel_tools: ClassVar[int | None] = None
     #: Capabilities that it has, by name: each becomes a tool of that name. None unless listed.
     capabilities: ClassVar[Sequence[str] | None] = ()
     #: Registry tools that it has, by registry key; ``None`` for all but the optional ones.
@@ -206,13 +217,15 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         policy = policy.__get__(None, cls)
     if policy is not None and not (callable(policy) and _takes_one_argument(policy)):
         raise wrong("tool_approval_policy", policy, "a function of one argument, the request")
-    for field in ("max_iterations", "max_output_tokens", "context_window"):
+    for field in ("max_iterations", "max_output_tokens", "context_window", "max_parallel_tools"):
         value = getattr(cls, field)
         optional = value is None and field != "max_iterations"
         if not optional and not (is_whole(value) and value > 0):
             raise wrong(field, value, "a positive whole number")
-    for field in ("model_timeout_s", "quiescence_timeout_s", "authorization_timeout_s"):
+    for field in ("model_timeout_s", "quiescence_timeout_s", "authorization_timeout_s", "tool_timeout_s"):
         value = getattr(cls, field)
+        if value is None and field == "tool_timeout_s":
+            continue
         if not (is_number(value) and value > 0):
             raise wrong(field, value, "a positive number of seconds")
     for field in ("model_retries", "empty_answer_retries"):
@@ -255,6 +268,8 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         tool_approval_policy=policy,
         authorization_timeout_s=cls.authorization_timeout_s,
         sources=_sources_of(cls),
+        tool_timeout_s=cls.tool_timeout_s,
+        max_parallel_tools=cls.max_parallel_tools,
         **_assembly_fields(cls),
     )
 
@@ -340,16 +355,15 @@ def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, Boun
         if spec.name in cls.tools_deny:
             continue
         name = alias or cls.tool_aliases.get(spec.name)
-        if name:
-            try:
-                spec = with_name(spec, name)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"agent {cls.__name__}: {error.message}") from None
-        if spec.name in bound:
+        try:
+            made = bind_tool(item, name=name or "", timeout_s=cls.tool_timeout_s)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"agent {cls.__name__}: {error.message}") from None
+        if made.spec.name in bound:
             raise ConfigurationError(
-                f"agent {cls.__name__}: two tools are named {spec.name!r}; give one an alias"
+                f"agent {cls.__name__}: two tools are named {made.spec.name!r}; give one an alias"
             )
-        bound[spec.name] = BoundTool(spec, item)
+        bound[made.spec.name] = made
     unused = own_aliases - own_names  # an inherited alias may be for a tool that this class leaves out
     if unused and cls.tools and not _sources_of(cls):  # or it is for a tool that a source offers
         raise ConfigurationError(

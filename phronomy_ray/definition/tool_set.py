@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phronomy_ray.canonical_json import content_hash, dumps
-from phronomy_ray.definition.tool import Tool, ToolSpec
+from phronomy_ray.definition.tool import Tool, ToolSpec, with_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,20 @@ class BoundTool:
     registry_key: str = ""
     #: A tool of the framework: no allow or deny list, approval, gate or agent-wide timeout applies to it.
     is_framework: bool = False
+
+
+def bind_tool(
+    tool: Tool, *, name: str = "", timeout_s: float | None = None, registry_key: str = ""
+) -> BoundTool:
+    """`tool` as an agent has it: under `name` if one is given, and with the agent's time limit if it sets one.
+
+    Raises:
+        ConfigurationError: the name is not a legal tool name.
+    """
+    spec = with_name(tool.spec, name) if name else tool.spec
+    if timeout_s is not None:
+        spec = replace(spec, timeout_s=timeout_s)
+    return BoundTool(spec, tool, registry_key)
 
 
 @dataclass(frozen=True, slots=True)

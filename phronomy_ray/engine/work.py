@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
@@ -20,6 +20,7 @@ from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.engine.authorization import Authorizer
 from phronomy_ray.engine.model_runner import run_model_call
+from phronomy_ray.engine.tool_gate import ToolGate
 from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.errors import ConfigurationError, ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
@@ -45,7 +46,14 @@ from phronomy_ray.kernel.state import (
 )
 from phronomy_ray.kernel.tools_step import live_invocations
 from phronomy_ray.models.port import ModelPort
-from phronomy_ray.tool_calls import Attachment, ToolLate, ToolOutcome, ToolStarted
+from phronomy_ray.tool_calls import (
+    Attachment,
+    CallKey,
+    ToolInvocation,
+    ToolLate,
+    ToolOutcome,
+    ToolStarted,
+)
 from phronomy_ray.tools.envelope import not_performed, redacted, timestamp
 from phronomy_ray.tools.executor import ToolExecutor, ToolReport
 
@@ -85,6 +93,7 @@ class EngineWork:
         self._turn_tools = turn_tools
         self._model = model
         self._tools = tools
+        self._gate = ToolGate(definition.max_parallel_tools, self._start_tools)
         self._hooks = hooks
         self._authorizer = Authorizer(definition)
         self._model_task: asyncio.Task[Any] | None = None
@@ -93,6 +102,8 @@ class EngineWork:
         #: Outcomes that no commit holds yet, those that are being committed included.
         self._outcomes: list[ToolOutcome] = []
         self._flush: asyncio.TimerHandle | None = None
+        #: Dispatches of an earlier incarnation that waited at the gate until it ended.
+        self._never_begun: frozenset[CallKey] = frozenset()
         #: Execution whose work must stop; set before the cancellation is committed.
         self.stopping: str | None = None
         #: Seconds spent waiting for model calls, transport of the input included.
@@ -104,6 +115,7 @@ class EngineWork:
         It is held until `forget`: the commit that is to keep it can fail like the one before.
         """
         self.stopping = None
+        self._never_begun |= self._gate.reopen()
         self._outcomes = [outcome for outcome in self._outcomes if outcome.status in _KNOWN]
         return tuple(self._outcomes)
 
@@ -113,16 +125,22 @@ class EngineWork:
         self._outcomes = [outcome for outcome in self._outcomes if id(outcome) not in done]
 
     def abandon(self) -> None:
-        """The engine has stopped: end the model call, whose answer nobody can commit."""
+        """The engine has stopped: end the model call, whose answer nobody can commit, and begin no body."""
         self.stopping = None
+        self._gate.close()
         self._end_model_call()
 
     async def attach(self, execution: Execution, epoch: int) -> Attachment:
         """Go on with what an earlier owner dispatched, as far as anybody still knows of it."""
         waiting = live_invocations(execution, epoch)
+        self._never_begun &= {invocation.key for invocation in waiting}
         if not waiting:
             return Attachment()
-        return await self._tools.attach(waiting, self._tools_of(execution), self._on_tool)
+        asked = [invocation for invocation in waiting if invocation.key not in self._never_begun]
+        self._gate.occupy(invocation.key for invocation in asked)
+        found = await self._tools.attach(asked, self._tools_of(execution), self._on_tool)
+        self._gate.keep_only(found.attached)  # those that have had their outcome meanwhile are no more in it
+        return replace(found, not_started=found.not_started | self._never_begun)
 
     def has_stragglers(self, execution_id: str) -> bool:
         """Whether a body of the execution may still run although its call has its outcome."""
@@ -161,6 +179,7 @@ class EngineWork:
                 await self._dispatch(effect)
             case StopWork():
                 self.stopping = effect.execution_id
+                self._gate.release()  # what waits there is answered at once, without being begun
                 self._hooks.spawn(self.stop())
 
     async def _prepare(self, effect: Prepare) -> None:
@@ -239,13 +258,17 @@ class EngineWork:
 
     async def _dispatch(self, effect: DispatchTools) -> None:
         await self._hooks.faults.reach("before_dispatch")
-        if self.stopping == effect.invocations[0].execution_id:
-            for invocation in effect.invocations:
+        tools = self._tools_of(self._hooks.execution())
+        free = {name for name, bound in tools.items() if bound.is_framework}
+        self._gate.admit(effect.invocations, free=free)
+        await self._hooks.faults.reach("after_dispatch")
+
+    def _start_tools(self, invocations: Sequence[ToolInvocation]) -> None:
+        if self.stopping == invocations[0].execution_id:
+            for invocation in invocations:
                 self._on_tool(not_performed(invocation))
             return
-        tools = self._tools_of(self._hooks.execution())
-        self._tools.dispatch(effect.invocations, tools, self._on_tool)
-        await self._hooks.faults.reach("after_dispatch")
+        self._tools.dispatch(invocations, self._tools_of(self._hooks.execution()), self._on_tool)
 
     def _tools_of(self, execution: Execution | None) -> Mapping[str, BoundTool]:
         assembled = execution.tools if execution is not None else None
@@ -261,6 +284,7 @@ class EngineWork:
             if execution is not None:
                 self._hooks.publish(_started_event(execution, item))
             return
+        self._gate.ended(item.key)
         self._outcomes.append(item)
         live = sum(call.is_live for call in execution.batch) if execution is not None else 0
         delay = 0.0 if len(self._outcomes) >= live else GROUP_COMMIT_S

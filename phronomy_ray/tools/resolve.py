@@ -24,7 +24,7 @@ def resolve_tool(source: DefinitionSource, invocation: ToolInvocation) -> BoundT
     definition = source.load().definition()
     if invocation.registry_key:
         sources = sources_of(definition, source.registry)
-        return bind_entry(sources, invocation.registry_key, invocation.tool_name)
+        return bind_entry(definition, sources, invocation.registry_key, invocation.tool_name)
     bound = definition.tools.get(invocation.tool_name)
     if bound is None:
         raise ConfigurationError(

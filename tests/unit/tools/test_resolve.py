@@ -43,6 +43,11 @@ class Plain(Agent):
     model = "m/m"
 
 
+class Opted(Agent):
+    model = "m/m"
+    tools_allow = ()
+
+
 def invocation(name: str, key: str = "") -> ToolInvocation:
     return ToolInvocation("tc", name, {}, "a1", "ex1", 1, registry_key=key)
 
@@ -61,8 +66,14 @@ def test_a_bound_tool_is_its_entry_s_under_the_name_of_the_turn() -> None:
 
 
 def test_the_registry_of_the_runtime_serves_a_class_that_names_none() -> None:
-    source = DefinitionSource("", Plain, f"{__name__}:registries")
+    source = DefinitionSource("", Opted, f"{__name__}:registries")
     assert resolve_tool(source, invocation("search", "web")).tool is google
+
+
+def test_an_agent_that_asked_for_no_registry_is_given_nothing_from_one() -> None:
+    source = DefinitionSource("", Plain, f"{__name__}:registries")
+    with pytest.raises(ConfigurationError):
+        resolve_tool(source, invocation("search", "web"))
 
 
 @pytest.mark.parametrize(
