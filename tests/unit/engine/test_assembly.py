@@ -15,7 +15,9 @@ from phronomy_ray.errors import (
     CapabilityAmbiguous,
     CapabilityError,
     CapabilityUnavailable,
+    DefinitionChangedError,
     DefinitionUnavailableError,
+    OwnershipLostError,
     ToolError,
     ToolNameCollisionError,
 )
@@ -171,6 +173,12 @@ def providers(best: str) -> list[Provider]:
     return [Provider("search", key, priority=9 if key == best else 1) for key in ("web", "local")]
 
 
+async def is_replaced(engine: Any) -> None:
+    """Wait until an engine has learnt that another one owns its agent."""
+    with pytest.raises(OwnershipLostError):
+        await engine.wait("ex1", until="terminal", timeout_s=20)
+
+
 async def test_a_resumed_turn_uses_the_implementation_that_was_chosen(lab: Any) -> None:
     tools = {key: says(key, requires_approval=True) for key in ("web", "local")}
     steps = (calls(call("search", {"x": 1})), calls(call("search", {"x": 2})), final("x"))
@@ -191,21 +199,41 @@ async def test_a_resumed_turn_uses_the_implementation_that_was_chosen(lab: Any) 
 
 
 async def test_an_implementation_that_vanished_is_the_failure_of_its_call(lab: Any) -> None:
-    tools = {key: says(key, requires_approval=key == "web") for key in ("web", "local")}
+    begun, hold = asyncio.Event(), asyncio.Event()
+
+    @tool(name="google", replay="safe")
+    async def hangs(x: int = 0) -> str:
+        begun.set()
+        await hold.wait()
+        return "too late"
+
     steps = (calls(call("search", {"x": 1}), call("local", {"x": 2})), final("x"))
-    attributes = {"tools_allow": ["local"]}
-    first = lab.engine(searching(lab, sources(Provider("search", "web"), **tools), *steps, **attributes))
+    before = sources(Provider("search", "web"), web=hangs, local=says("local"))
+    after = sources(Provider("search", "local"), local=says("local"))
+    first = lab.engine(searching(lab, before, *steps, tools_allow=["local"]))
     await first.start("ex1", "go")
-    await lab.suspension(first)
-    given = sources(Provider("search", "local"), local=tools["local"])
-    second = lab.engine(searching(lab, given, *steps, **attributes))
-    await lab.decide_all(second)
+    await asyncio.wait_for(begun.wait(), 20)
+    second = lab.engine(searching(lab, after, *steps, tools_allow=["local"]))
     result = await lab.end(second)
     with pytest.raises(ToolError, match="'search'"):
         result.raise_for_status()
     gone, there = lab.store.tool_calls("ex1")
     assert (gone.status, gone.error["code"]) == (ToolCallStatus.FAILED, "definition_changed")
     assert there.result == "local 2", "its sibling is unharmed"
+    hold.set()
+    await is_replaced(first)
+
+
+async def test_what_vanished_while_a_human_was_asked_cannot_be_approved(lab: Any) -> None:
+    steps = (calls(call("search", {"x": 1})), final("x"))
+    before = sources(Provider("search", "web"), web=says("web", requires_approval=True))
+    first = lab.engine(searching(lab, before, *steps))
+    await first.start("ex1", "go")
+    await lab.suspension(first)
+    second = lab.engine(searching(lab, sources(), *steps))
+    with pytest.raises(DefinitionChangedError):
+        await lab.decide_all(second)
+    assert (await lab.decide_all(second, approved=False)).status is ExecutionStatus.REJECTED
 
 
 async def test_a_crash_before_the_choice_was_stored_chooses_again(lab: Any) -> None:
@@ -217,6 +245,7 @@ async def test_a_crash_before_the_choice_was_stored_chooses_again(lab: Any) -> N
     second = lab.engine(searching(lab, sources(*providers("local"), **tools)), fault_directory=None)
     assert (await lab.end(second)).output == "x"
     release()
+    await is_replaced(first)
     assert lab.store.tool_calls("ex1")[0].result == "local 7"
     assert events_of(lab).count("capability_resolved") == 1
 
