@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 PACKAGES = ("ray", "sqlalchemy", "psycopg", "litellm", "pydantic")
+#: Measured beside ours where they are installed.
+PEER_PACKAGES = ("langgraph", "openai-agents", "pydantic-ai-slim")
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -38,6 +40,8 @@ class Report:
     results: list[dict[str, Any]] = field(default_factory=list)
     ratios: dict[str, float | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    #: Why a ratio is null, by its key.
+    reasons: dict[str, str] = field(default_factory=dict)
     _stdout: TextIO = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +60,11 @@ class Report:
         self.results.append(values)
         self.progress("  " + ", ".join(f"{name}={_short(value)}" for name, value in values.items()))
 
+    def missing(self, key: str, reason: str) -> None:
+        """A ratio that this run cannot give: null, and why."""
+        self.ratios[key] = None
+        self.reasons[key] = reason
+
     def print(self) -> None:
         """Print the document, or a short text."""
         document = {
@@ -66,9 +75,11 @@ class Report:
                 "platform": platform.platform(),
                 "python": platform.python_version(),
             },
-            "versions": {name: _version(name) for name in PACKAGES},
+            "versions": {name: _version(name) for name in PACKAGES}
+            | {name: found for name in PEER_PACKAGES if (found := _version(name)) is not None},
             "results": self.results,
             "ratios": self.ratios,
+            "null_ratios": self.reasons,
             "notes": self.notes,
         }
         if self.as_json:
@@ -76,7 +87,9 @@ class Report:
             return
         print(f"\n{self.benchmark}")
         for name, value in self.ratios.items():
-            print(f"  {name}: {_short(value)}")
+            print(
+                f"  {name}: {_short(value) if value is not None else self.reasons.get(name, 'not measured')}"
+            )
 
 
 def median(values: Sequence[float]) -> float:
