@@ -19,14 +19,25 @@ JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, J
 
 MAX_DEPTH = 100
 
+#: Made once: `json.dumps` with options of its own builds an encoder for every call.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def clean_text(text: str) -> str:
     """`text` without lone surrogates (a legal pair is joined, a lone half replaced by U+FFFD)."""
+    if _is_clean(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _is_clean(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+        return False
+    return True
 
 
 def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
@@ -76,13 +87,43 @@ def dumps(value: Any) -> str:
     Raises:
         SerializationError: as `to_json_value`, or an integer too long to print.
     """
+    if _is_plain(
+        value, 0
+    ):  # nearly always: what is stored is JSON already, and a copy costs more than its text
+        try:
+            text = dumps_plain(value)
+        except SerializationError:
+            pass  # found again below, with its path
+        else:
+            if _is_clean(text):
+                return text
     return dumps_plain(to_json_value(value))
+
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether `value` is built of plain JSON types with text keys, not too deep; its texts and floats are not looked at."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return True
+    if depth >= MAX_DEPTH:
+        return False
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str or not (type(item) in _LEAVES or _is_plain(item, depth + 1)):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        return all(type(item) in _LEAVES or _is_plain(item, depth + 1) for item in value)
+    return False
 
 
 def dumps_plain(value: JSONValue) -> str:
     """Canonical text of a value that is known to be clean plain JSON (what `to_json_value` returned)."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return _ENCODER.encode(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise SerializationError(f"value cannot be written as JSON: {error}") from error
 

@@ -18,7 +18,10 @@ from contextlib import suppress
 from typing import Any, cast
 
 from sqlalchemy import Connection, Executable, exc
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ClauseElement
+
+from phronomy_ray.store.record_sets import as_record_set
 
 #: A statement and the rows to execute it with; no rows, no execution.
 Step = tuple[Executable, Sequence[dict[str, Any]]]
@@ -26,8 +29,8 @@ Step = tuple[Executable, Sequence[dict[str, Any]]]
 _COUNTED = {"preserve_rowcount": True}
 #: Where a connection keeps its open pipeline.
 _PIPELINE = "phronomy_pipeline"
-#: PostgreSQL text of each statement and its constant parameters; statements are module constants and few.
-_COMPILED: dict[Executable, tuple[bytes, dict[str, Any]]] = {}
+#: SQL text of each statement with named parameters, and its constant ones; statements are module constants and few.
+_COMPILED: dict[tuple[str, Executable], tuple[str, dict[str, Any]]] = {}
 
 
 def run_batch(connection: Connection, steps: Sequence[Step]) -> list[int]:
@@ -37,10 +40,7 @@ def run_batch(connection: Connection, steps: Sequence[Step]) -> list[int]:
     """
     if connection.dialect.name == "postgresql" and _can_pipeline():
         return _run_pipelined(connection, steps)
-    return [
-        connection.execute(statement, rows, execution_options=_COUNTED).rowcount if rows else 0
-        for statement, rows in steps
-    ]
+    return [_execute(connection, statement, rows) for statement, rows in steps]
 
 
 def end_batches(connection: Connection) -> None:
@@ -50,6 +50,18 @@ def end_batches(connection: Connection) -> None:
     context = connection.info.pop(_PIPELINE, None)
     if context is not None:
         context[0].__exit__(None, None, None)
+
+
+def _execute(connection: Connection, statement: Executable, rows: Sequence[dict[str, Any]]) -> int:
+    """With the driver's own named parameters: SQLAlchemy's handling of each row costs more than SQLite's."""
+    if not rows:
+        return 0
+    text, constants = _compiled(connection, statement)
+    given = [constants | row for row in rows] if constants else list(rows)
+    result = connection.exec_driver_sql(
+        text, given if len(given) > 1 else given[0], execution_options=_COUNTED
+    )
+    return result.rowcount
 
 
 def _run_pipelined(connection: Connection, steps: Sequence[Step]) -> list[int]:
@@ -89,23 +101,29 @@ def _flush(pgconn: Any) -> None:
 def _send(connection: Connection, driver: Any, statement: Executable, rows: Sequence[dict[str, Any]]) -> Any:
     if not rows:
         return None
-    text, constants = _compiled(connection, statement)
     cursor = driver.cursor()
+    record_set = as_record_set(statement, rows)
+    if record_set is not None:
+        cursor.execute(*record_set)
+        return cursor
+    text, constants = _compiled(connection, statement)
     if constants:
         rows = [constants | row for row in rows]
     if len(rows) == 1:
-        cursor.execute(text, rows[0])
+        cursor.execute(text.encode(), rows[0])
     else:
-        cursor.executemany(text, rows)
+        cursor.executemany(text.encode(), rows)
     return cursor
 
 
-def _compiled(connection: Connection, statement: Executable) -> tuple[bytes, dict[str, Any]]:
-    found = _COMPILED.get(statement)
+def _compiled(connection: Connection, statement: Executable) -> tuple[str, dict[str, Any]]:
+    name = connection.dialect.name
+    found = _COMPILED.get((name, statement))
     if found is None:
-        compiled = cast(ClauseElement, statement).compile(dialect=connection.dialect)
-        constants = {name: value for name, value in compiled.params.items() if value is not None}
-        found = _COMPILED[statement] = (str(compiled).encode(), constants)
+        dialect = sqlite.dialect(paramstyle="named") if name == "sqlite" else connection.dialect
+        compiled = cast(ClauseElement, statement).compile(dialect=dialect)
+        constants = {key: value for key, value in compiled.params.items() if value is not None}
+        found = _COMPILED[name, statement] = (str(compiled), constants)
     return found
 
 

@@ -554,6 +554,61 @@ class ContentConformance:
         done = owner.change(row, status=ExecutionStatus.COMPLETED, output=dumps(value))
         assert store.list_executions() == [done]
 
+    def test_round_trip_in_every_row_of_a_large_batch(self, store_factory: StoreFactory) -> None:
+        """Many rows may travel another way than one; what they say must not depend on it."""
+        owner = owned(store_factory())
+        owner.start("e1")
+        values = list(ROUND_TRIPS.values())
+        intents = tuple(
+            samples.tool_call("e1", "alice", n, arguments=value) for n, value in enumerate(values)
+        )
+        requests = tuple(samples.approval(call) for call in intents)
+        owner.append(
+            new_model_calls=(samples.model_call("e1"),),
+            new_tool_calls=intents,
+            new_approvals=requests,
+            events=tuple(samples.event("e1", "alice", n, {"v": value}) for n, value in enumerate(values, 1)),
+        )
+        assert owner.store.tool_calls("e1") == list(intents)
+        assert owner.store.approvals(limit=1000) == list(requests)
+        done = tuple(
+            replace(
+                call,
+                status=ToolCallStatus.SUCCEEDED,
+                attempt=n,
+                result=value,
+                model_text=dumps(value),
+                error={"message": "\x00"} if n % 2 else None,
+                attempts=[{"number": n, "node": "%(rows)s"}],
+                started_at=START,
+                ended_at=START + timedelta(microseconds=n),
+            )
+            for n, (call, value) in enumerate(zip(intents, values, strict=True))
+        )
+        decided = tuple(
+            replace(item, status=ApprovalStatus.APPROVED, decided_at=START, reason=f"100% {n} :x")
+            for n, item in enumerate(requests)
+        )
+        owner.append(*values, tool_calls=done, approvals=decided)
+        store = store_factory()
+        assert store.tool_calls("e1") == list(done)
+        assert store.approvals(limit=1000) == list(decided)
+        assert [record.content for record in store.read_journal("alice")] == values
+        assert [row.payload["v"] for row in store.events("e1")] == values
+
+    def test_a_large_update_of_a_row_that_is_not_stored_writes_nothing(
+        self, store_factory: StoreFactory
+    ) -> None:
+        owner = owned(store_factory())
+        owner.start("e1")
+        calls = tuple(samples.tool_call("e1", "alice", n) for n in range(20))
+        owner.append(new_model_calls=(samples.model_call("e1"),), new_tool_calls=calls)
+        done = [replace(call, status=ToolCallStatus.SUCCEEDED) for call in calls]
+        done[7] = replace(done[7], tool_call_id="tc_nobody")
+        with pytest.raises(ConflictError, match="1 of 20"):
+            owner.append("a", tool_calls=tuple(done))
+        assert owner.store.tool_calls("e1") == list(calls)
+
     def test_lone_surrogates_are_cleaned_and_pairs_joined(self, store_factory: StoreFactory) -> None:
         owner = owned(store_factory())
         owner.start("e1")

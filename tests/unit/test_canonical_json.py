@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phronomy_ray.canonical_json import MAX_DEPTH, clean_text, content_hash, dumps, loads, to_json_value
+from phronomy_ray.canonical_json import (
+    MAX_DEPTH,
+    clean_text,
+    content_hash,
+    dumps,
+    dumps_plain,
+    loads,
+    to_json_value,
+)
 from phronomy_ray.errors import SerializationError
 
 #: Any text that Python can hold, lone surrogates included.
@@ -30,6 +39,31 @@ def test_text_is_read_back_as_the_same_value_and_text(value: Any) -> None:
     text = dumps(value)
     assert loads(text) == to_json_value(value)
     assert dumps(loads(text)) == text
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+@given(
+    st.recursive(
+        SCALARS | st.builds(_Text, ANY_TEXT) | st.floats() | st.binary(max_size=2),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.tuples(inner, inner)
+            | st.dictionaries(ANY_TEXT | st.integers() | st.booleans(), inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+)
+def test_the_text_is_that_of_the_plain_copy_or_the_same_refusal(value: Any) -> None:
+    def outcome(encode: Callable[[Any], str]) -> tuple[str, str]:
+        try:
+            return "text", encode(value)
+        except SerializationError as refused:
+            return "refused", refused.message
+
+    assert outcome(dumps) == outcome(lambda given: dumps_plain(to_json_value(given)))
 
 
 @given(JSON_VALUES)
