@@ -281,6 +281,36 @@ class ToolNameCollisionError(ConfigurationError):
     default_code = "tool_name_collision"
 
 
+class CleanupError(ToolError):
+    """A child agent has ended its work, but its process could not be freed.
+
+    The work is done and its result is kept; only the unload is worth repeating (`Runtime.retry_unload`).
+    """
+
+    default_code = "child_cleanup"
+
+    @property
+    def child_agent_id(self) -> str:
+        """The child."""
+        return str(self.details.get("child_agent_id", ""))
+
+    @property
+    def child_execution_id(self) -> str:
+        """The child's execution, whose result is stored."""
+        return str(self.details.get("child_execution_id", ""))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """How the child ended: ``status`` and ``output``."""
+        found = self.details.get("result")
+        return dict(found) if isinstance(found, dict) else {}
+
+    @property
+    def causes(self) -> tuple[ErrorRecord, ...]:
+        """What each attempt to unload it failed with."""
+        return tuple(ErrorRecord.from_wire(wire) for wire in self.details.get("causes", ()))
+
+
 class FilterBlockError(PhronomyError):
     """A filter blocked the value."""
 
@@ -443,7 +473,7 @@ class ErrorRecord:
             error = known(self.message, code=self.code, details=details)
         current: BaseException = error
         for cause in self.causes:
-            nested = ErrorRecord(cause.type, cause.code, cause.message).to_exception()
+            nested = ErrorRecord(cause.type, cause.code, cause.message, details=cause.details).to_exception()
             current.__cause__ = nested
             current = nested
         return error

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import ray
 
+from phronomy_ray.actors.environment import environment_of
 from phronomy_ray.actors.mcp_client import GatewayAccess
 from phronomy_ray.actors.ray_calls import kill, node_id
 from phronomy_ray.actors.tool_executor import RayToolExecutor
@@ -75,14 +76,16 @@ class AgentActor:
         if self._engine_made is None:
             wiring = self._wiring
             definition = wiring.definition.load().definition()
-            tools = RayToolExecutor(wiring.definition, wiring.namespace, wiring.pools)
+            store = open_store(wiring.store.url, content_key=wiring.store.content_key)
+            environment = environment_of(self._agent_id, wiring, store, self._engine)
+            tools = RayToolExecutor(wiring.definition, wiring.namespace, wiring.pools, environment)
             tools.prepare(definition.tools.values())
             access.install(GatewayAccess(namespace=wiring.namespace))
             self._engine_made = AgentEngine(
                 self._agent_id,
                 definition,
                 EngineParts(
-                    store=open_store(wiring.store.url, content_key=wiring.store.content_key),
+                    store=store,
                     model=_model_port(definition.model, wiring),
                     tools=tools,
                     owner={"node": node_id(), "pid": os.getpid(), "host": socket.gethostname()},

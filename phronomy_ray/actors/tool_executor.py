@@ -26,6 +26,7 @@ from phronomy_ray.tool_calls import (
     ToolOutcome,
     ToolStarted,
 )
+from phronomy_ray.tool_environment import ToolEnvironment
 from phronomy_ray.tools.envelope import missing_tool, timestamp
 from phronomy_ray.tools.executor import CooperativeRuns, Sink
 from phronomy_ray.tools.pool_config import DEFAULT_POOL, PoolConfig
@@ -42,11 +43,15 @@ class RayToolExecutor:
     """See `tools.executor.ToolExecutor`."""
 
     def __init__(
-        self, source: DefinitionSource, namespace: str, pools: Mapping[str, PoolConfig] | None = None
+        self,
+        source: DefinitionSource,
+        namespace: str,
+        pools: Mapping[str, PoolConfig] | None = None,
+        environment: ToolEnvironment | None = None,
     ) -> None:
         self._namespace = namespace
         self._configs = dict(pools or {})
-        self._cooperative = CooperativeRuns(node_id())
+        self._cooperative = CooperativeRuns(node_id(), environment)
         self._clients: dict[str, PoolClient] = {}
         self._runs: dict[PoolRun, PoolClient] = {}
         #: Which pool has to be told that an outcome is stored.

@@ -36,6 +36,8 @@ class AgentWiring:
     fault_directory: str | None = None
     #: Offload pools by name; a pool that is not here has the default bounds.
     pools: Mapping[str, PoolConfig] = field(default_factory=dict)
+    #: Custom Ray resources that the actor asks for; its child agents ask for the same.
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,19 @@ A mistake in the declaration is a `ConfigurationError` when the class is made. C
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, cast
 
 from phronomy_ray.canonical_json import to_json_value
+from phronomy_ray.definition.agent_tool import (
+    DEFAULT_CHILD_TIMEOUT_S,
+    DEFAULT_INPUT_DESCRIPTION,
+    DEFAULT_MAX_DEPTH,
+    agent_tool,
+)
 from phronomy_ray.definition.importing import import_object
 from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
@@ -165,6 +172,49 @@ class Agent:
         cls._definition = None
         if cls.model:
             cls._definition = _compile(cls, frozenset(own))
+
+    @classmethod
+    def as_tool(
+        cls,
+        name: str | None = None,
+        description: str | None = None,
+        *,
+        input_description: str = DEFAULT_INPUT_DESCRIPTION,
+        keep: bool = False,
+        max_depth: int = DEFAULT_MAX_DEPTH,
+        timeout_s: float = DEFAULT_CHILD_TIMEOUT_S,
+    ) -> Tool:
+        """This agent as a tool of another: a call starts a child agent on the text ``input`` and gives its final text.
+
+        Each call has a child of its own, named after the call, so a call that runs again after a crash finds it. The child is
+        cancelled with its call, and unloaded at its end; its journal stays in the store.
+
+        Args:
+            name: the tool's name; derived from the class name (snake case, without a trailing ``_agent``) unless given.
+            description: what the model is told; the class docstring unless given.
+            input_description: what the model is told of ``input``.
+            keep: leave the child's process running at its end.
+            max_depth: how many agents may stand below each other when this one is called, the first parent not counted.
+            timeout_s: limit of the whole child, in seconds; waiting for a human counts.
+
+        Other options are those of any tool: ``Writer.as_tool().with_options(on_error="suppress")``.
+
+        Raises:
+            ConfigurationError: this class cannot run, or an argument is wrong.
+        """
+        cls.definition()
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        return agent_tool(
+            cls,
+            name=snake.removesuffix("_agent") if name is None else name,
+            description=inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+            if description is None
+            else description,
+            input_description=input_description,
+            keep=keep,
+            max_depth=max_depth,
+            timeout_s=timeout_s,
+        )
 
     @classmethod
     def definition(cls) -> AgentDefinition:

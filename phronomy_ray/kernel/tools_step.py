@@ -315,7 +315,7 @@ def journal_batch(draft: Draft) -> ErrorRecord | None:
                 "ToolTimeoutError" if row.status is ToolCallStatus.TIMED_OUT else "ToolError",
                 "tool_timeout" if row.status is ToolCallStatus.TIMED_OUT else ToolError.default_code,
                 f"tool {row.tool_name!r} failed: {cause.message}",
-                (ErrorRecord(cause.type, cause.code, cause.message), *cause.causes),
+                (replace(cause, causes=(), traceback=""), *cause.causes),
                 details={"tool_name": row.tool_name, "tool_call_id": row.tool_call_id},
             )
     draft.close_batch()

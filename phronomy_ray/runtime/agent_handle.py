@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from phronomy_ray.actors.ray_calls import NoAnswer, ask, kill
-from phronomy_ray.engine.reading import load_result
-from phronomy_ray.errors import InvalidInputError, WaitTimeoutError
+from phronomy_ray.actors.agent_client import AgentClient
+from phronomy_ray.actors.directory import CALL_TIMEOUT_S
+from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.bridge import Bridge, blocking
-from phronomy_ray.runtime.directory import CALL_TIMEOUT_S
-from phronomy_ray.runtime.execution_handle import RECONNECT_S, ExecutionHandle
+from phronomy_ray.runtime.execution_handle import ExecutionHandle
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -25,19 +24,18 @@ if TYPE_CHECKING:
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.store.port import Store
 
-#: How long an operation goes on looking for a live actor, in seconds.
-RECONNECT_TIMEOUT_S = 90.0
-
 
 class AgentHandle:
     """An agent, live or not."""
 
     def __init__(self, runtime: Runtime, agent_id: str, wiring: AgentWiring | None = None) -> None:
         self._runtime = runtime
-        self._wiring = wiring
-        self._actor: ActorHandle[Any] | None = None
         #: The agent's id.
         self.agent_id = agent_id
+        #: The calls behind this handle.
+        self.client = AgentClient(
+            agent_id, runtime.directory, runtime.store, lambda: runtime.wiring_of(agent_id, wiring)
+        )
 
     def __repr__(self) -> str:
         return f"AgentHandle({self.agent_id!r})"
@@ -213,19 +211,7 @@ class AgentHandle:
             AgentBusyError: work is running.
             WaitTimeoutError: its process does not answer.
         """
-        handle = self._runtime.directory.find(self.agent_id)
-        self._actor = None
-        if handle is None:
-            return False
-        answer = await ask(handle, "unload", timeout_s=CALL_TIMEOUT_S)
-        if answer is NoAnswer.GONE:
-            return False
-        if answer is NoAnswer.SILENT:
-            raise WaitTimeoutError(
-                f"agent {self.agent_id!r} does not answer; try again", details={"agent_id": self.agent_id}
-            )
-        kill(handle)
-        return True
+        return await self.client.unload()
 
     unload = blocking(unload_async)
 
@@ -233,49 +219,19 @@ class AgentHandle:
 
     async def actor_async(self) -> ActorHandle[Any]:
         """The raw handle of the live actor; wakes the agent if need be."""
-        if self._actor is None:
-            wiring = await self._runtime.wiring_of(self.agent_id, self._wiring)
-            self._wiring = wiring
-            self._actor = await self._runtime.directory.wake(self.agent_id, wiring)
-        return self._actor
+        return await self.client.actor()
 
     actor = blocking(actor_async)
 
     def use_actor(self, actor: ActorHandle[Any]) -> AgentHandle:
         """Start from an actor that is known to be live."""
-        self._actor = actor
+        self.client.use_actor(actor)
         return self
-
-    def live_actor(self) -> ActorHandle[Any] | None:
-        """The actor under the agent's name, without starting one."""
-        return self._actor or self._runtime.directory.find(self.agent_id)
 
     async def stored_result(self, execution_id: str) -> RunResult:
         """The execution as stored; wakes nothing. Raises `NotFoundError`."""
-        return await asyncio.to_thread(load_result, self.store, execution_id)
+        return await self.client.stored_result(execution_id)
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Call a remote method of the live actor; a lost actor is found or woken again.
-
-        Every method of the actor may be repeated: starts and answers carry their ids.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + RECONNECT_TIMEOUT_S
-        while True:
-            answer = await self.ask(await self.actor_async(), method, *args, timeout_s=timeout_s)
-            if not isinstance(answer, NoAnswer):
-                return answer
-            if loop.time() > deadline:
-                raise WaitTimeoutError(
-                    f"agent {self.agent_id!r} did not answer {method!r} within {RECONNECT_TIMEOUT_S:g} s "
-                    f"(its actor is {answer.value})",
-                    details={"agent_id": self.agent_id},
-                )
-            await asyncio.sleep(RECONNECT_S)
-
-    async def ask(self, actor: ActorHandle[Any], method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
-        """One call of one actor; one that is gone is forgotten."""
-        answer = await ask(actor, method, *args, timeout_s=timeout_s)
-        if answer is NoAnswer.GONE:
-            self._actor = None
-        return answer
+        """Call a remote method of the live actor; see `AgentClient.call`."""
+        return await self.client.call(method, *args, timeout_s=timeout_s)

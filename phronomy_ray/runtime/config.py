@@ -44,9 +44,14 @@ class RuntimeConfig:
 
     def wiring(self, source: DefinitionSource) -> AgentWiring:
         """What an agent actor of this runtime is started with."""
-        source = replace(source, registry=self.registry)
         return AgentWiring(
-            source, self.store, self.namespace, self.gateways, os.environ.get(FAULTS_ENV), self.pools
+            replace(source, registry=self.registry),
+            self.store,
+            self.namespace,
+            self.gateways,
+            os.environ.get(FAULTS_ENV),
+            self.pools,
+            dict(self.placement.resources),
         )
 
 

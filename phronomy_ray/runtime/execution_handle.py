@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from phronomy_ray.actors.agent_client import RECONNECT_S, SLICE_S, STORE_POLL_S
 from phronomy_ray.actors.ray_calls import NoAnswer
 from phronomy_ray.errors import InvalidInputError, NotFoundError, WaitTimeoutError
 from phronomy_ray.events import Event
@@ -15,13 +16,6 @@ from phronomy_ray.runtime.bridge import Bridge, blocking, refuse_on_loop
 
 if TYPE_CHECKING:
     from phronomy_ray.runtime.agent_handle import AgentHandle
-
-#: Slice of one waiting call, in seconds.
-SLICE_S = 20.0
-#: How often a waiter looks at the store while nobody holds the execution, in seconds.
-STORE_POLL_S = 1.0
-#: Pause before a lost actor is asked again, in seconds.
-RECONNECT_S = 0.2
 
 
 class ExecutionHandle:
@@ -61,31 +55,11 @@ class ExecutionHandle:
                     f"execution {self.execution_id} is not {until} after {timeout:g} s; it goes on",
                     details={"execution_id": self.execution_id},
                 )
-            result = await self._wait_once(until, left)
+            result = await self.agent.client.wait_once(self.execution_id, until, left)
             if result is not None:
                 return result
 
     wait = blocking(wait_async)
-
-    async def _wait_once(self, until: str, seconds: float) -> RunResult | None:
-        actor = self.agent.live_actor()
-        if actor is not None:
-            wire = await self.agent.ask(
-                actor, "result", self.execution_id, until, seconds, timeout_s=seconds + 10.0
-            )
-            if wire is NoAnswer.SILENT:
-                await asyncio.sleep(min(RECONNECT_S, seconds))
-                return None
-            if wire is not NoAnswer.GONE:
-                return RunResult.from_wire(wire) if wire is not None else None
-        stored = await self.agent.stored_result(self.execution_id)
-        if stored.status.is_terminal or (until == "suspended" and stored.suspended):
-            return stored
-        if stored.suspended:
-            await asyncio.sleep(min(STORE_POLL_S, seconds))  # a human is waited for: no process is needed
-            return None
-        await self.agent.actor_async()  # nobody holds running work: wake its owner, which recovers it
-        return None
 
     async def result_async(self, timeout: float | None = None) -> RunResult:
         """Wait until the end, through any number of suspensions.
@@ -187,10 +161,10 @@ class EventStream:
 
     async def _fetch(self) -> None:
         agent = self._execution.agent
-        actor = agent.live_actor()
+        actor = agent.client.live_actor()
         if actor is not None:
             execution_id = self._execution.execution_id
-            wire = await agent.ask(
+            wire = await agent.client.ask(
                 actor, "events", execution_id, self._after, self._cursor, SLICE_S, timeout_s=SLICE_S + 10
             )
             if wire is NoAnswer.SILENT:

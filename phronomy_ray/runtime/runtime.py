@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from phronomy_ray.actors.directory import AgentDirectory
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import check_knowledge, new_agent
 from phronomy_ray.engine.reading import check_definition
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
+    CleanupError,
     ConfigurationError,
     DefinitionUnavailableError,
     ExecutionRehydrationRequiredError,
@@ -31,7 +34,6 @@ from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
-from phronomy_ray.runtime.directory import AgentDirectory
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
@@ -101,7 +103,7 @@ class Runtime:
         except BaseException:
             self.store.close()
             raise
-        self.directory = AgentDirectory(self.config)
+        self.directory = AgentDirectory(self.config.namespace)
         self.bridge = Bridge()
 
     def __enter__(self) -> Runtime:
@@ -251,6 +253,25 @@ class Runtime:
     def agent(self, agent_id: str) -> AgentHandle:
         """A handle by id alone; its class is found in the store when the agent has to be woken."""
         return AgentHandle(self, check_id(agent_id, "agent_id"))
+
+    async def retry_unload_async(self, error: CleanupError) -> bool:
+        """Free the process of a child agent whose call ended in `error`; nothing of its work is repeated.
+
+        Returns whether there was a process to free.
+
+        Raises:
+            AgentBusyError: somebody has given the child other work.
+            WaitTimeoutError: its process does not answer.
+        """
+        return await self.agent(error.child_agent_id).unload_async()
+
+    retry_unload = blocking(retry_unload_async)
+
+    def embedding_port(self) -> EmbeddingPort:
+        """Embeddings through the model gateways, for `retrieval.LitellmEmbeddings` in a driver; use it on one event loop."""
+        from phronomy_ray.actors.gateway_client import GatewayModel
+
+        return GatewayModel(namespace=self.config.namespace, gateways=self.config.gateways)
 
     async def actor_for_async(self, agent_id: str) -> ActorHandle[Any]:
         """The raw Ray handle of an agent's actor; wakes the agent if need be."""

@@ -19,6 +19,7 @@ from phronomy_ray.tool_calls import (
     ToolOutcome,
     ToolStarted,
 )
+from phronomy_ray.tool_environment import ToolEnvironment, enter_environment
 from phronomy_ray.tools.envelope import (
     NODE,
     missing_tool,
@@ -84,8 +85,9 @@ class ToolExecutor(Protocol):
 class CooperativeRuns:
     """Async bodies on the present loop: the part that every executor shares."""
 
-    def __init__(self, node: str = NODE) -> None:
+    def __init__(self, node: str = NODE, environment: ToolEnvironment | None = None) -> None:
         self._node = node
+        self._environment = environment
         self._tasks: dict[asyncio.Task[None], tuple[ToolInvocation, Sink]] = {}
         self._stop = asyncio.Event()
 
@@ -115,6 +117,7 @@ class CooperativeRuns:
     async def _run(
         self, invocation: ToolInvocation, bound: BoundTool, stop: asyncio.Event, sink: Sink
     ) -> None:
+        enter_environment(self._environment)
         key = invocation.tool_call_id
         sink(ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp()))
         outcome = await run_async(bound, invocation, is_cancelled=stop.is_set, node=self._node)
@@ -132,8 +135,8 @@ class CooperativeRuns:
 class LocalToolExecutor:
     """Runs everything in the present process."""
 
-    def __init__(self, *, threads: int = 64) -> None:
-        self._cooperative = CooperativeRuns()
+    def __init__(self, *, threads: int = 64, environment: ToolEnvironment | None = None) -> None:
+        self._cooperative = CooperativeRuns(environment=environment)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-tool")
         self._blocking: set[asyncio.Task[None]] = set()
         self._stragglers = Stragglers()

@@ -15,7 +15,6 @@ from ray.exceptions import RayError
 from tenacity import retry_if_exception, stop_after_delay, wait_exponential, wait_random
 from tenacity.asyncio import AsyncRetrying
 
-from phronomy_ray.actors.agent_actor import AgentActor
 from phronomy_ray.actors.ray_calls import (
     MAX_CONCURRENCY,
     NoAnswer,
@@ -35,7 +34,6 @@ from phronomy_ray.errors import (
     PhronomyError,
     WaitTimeoutError,
 )
-from phronomy_ray.runtime.config import RuntimeConfig
 
 #: How long a wake goes on, in seconds: a lost node is noticed by Ray within 7 to 18 s.
 WAKE_TIMEOUT_S = 90.0
@@ -46,14 +44,14 @@ STATUS_TIMEOUT_S = 5.0
 
 
 class AgentDirectory:
-    """The agents of one namespace."""
+    """The agents of one namespace. Needs a process that is connected to Ray: a driver, or an agent that has children."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
-        self._config = config
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
 
     def find(self, agent_id: str) -> ActorHandle[Any] | None:
         """The actor under the agent's name, alive or dying; never starts one."""
-        return find_actor(agent_name(agent_id), self._config.namespace)
+        return find_actor(agent_name(agent_id), self._namespace)
 
     async def live_status(self, agent_id: str) -> dict[str, Any] | None:
         """`status` of the live actor, or ``None`` when there is none that serves."""
@@ -103,7 +101,8 @@ class AgentDirectory:
     async def _serve_once(
         self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
     ) -> ActorHandle[Any]:
-        handle = self._get_or_start(agent_id, wiring)
+        # naming an actor asks the cluster's control service, which is a blocking call
+        handle = await asyncio.to_thread(self._get_or_start, agent_id, wiring)
         try:
             if request is not None:
                 await call(handle, "create", request, timeout_s=CALL_TIMEOUT_S)
@@ -118,18 +117,21 @@ class AgentDirectory:
         return handle
 
     def _get_or_start(self, agent_id: str, wiring: AgentWiring) -> ActorHandle[Any]:
-        resources = dict(self._config.placement.resources)
+        from phronomy_ray.actors.agent_actor import (
+            AgentActor,
+        )  # an agent's actor finds its children through here
+
         remote: Any = ray.remote(AgentActor)
         handle: ActorHandle[Any] = remote.options(
             name=agent_name(agent_id),
-            namespace=self._config.namespace,
+            namespace=self._namespace,
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=MAX_CONCURRENCY,
-            resources=resources or None,
+            resources=dict(wiring.resources) or None,
         ).remote(agent_id, wiring)
         return handle
 

@@ -1,0 +1,150 @@
+"""`AgentClient`: calls to one agent by its id, whatever process owns it at the moment.
+
+What a driver's handles and an agent with child agents share. A lost actor is found or woken again; every remote method may
+be repeated, since starts and answers carry their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray.actor import ActorHandle
+
+from phronomy_ray.actors.directory import CALL_TIMEOUT_S, AgentDirectory
+from phronomy_ray.actors.ray_calls import NoAnswer, ask, kill
+from phronomy_ray.actors.wiring import AgentWiring
+from phronomy_ray.engine.reading import load_result
+from phronomy_ray.errors import WaitTimeoutError
+from phronomy_ray.results import RunResult
+from phronomy_ray.store.port import Store
+
+#: How long an operation goes on looking for a live actor, in seconds.
+RECONNECT_TIMEOUT_S = 90.0
+#: Pause before a lost actor is asked again, in seconds.
+RECONNECT_S = 0.2
+#: Slice of one waiting call, in seconds.
+SLICE_S = 20.0
+#: How often a waiter looks at the store while nobody holds the execution, in seconds.
+STORE_POLL_S = 1.0
+
+
+class AgentClient:
+    """An agent, live or not. Use it on one event loop."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        directory: AgentDirectory,
+        store: Store,
+        wiring: Callable[[], Awaitable[AgentWiring]],
+    ) -> None:
+        """
+        Args:
+            agent_id: whom to call.
+            directory: where to find it.
+            store: where its executions are stored.
+            wiring: how to start its actor; asked when it has to be woken, once.
+        """
+        self.agent_id = agent_id
+        self._directory = directory
+        self._store = store
+        self._find_wiring = wiring
+        self._wiring: AgentWiring | None = None
+        self._actor: ActorHandle[Any] | None = None
+
+    async def actor(self) -> ActorHandle[Any]:
+        """The raw handle of the live actor; wakes the agent if need be. Raises as `AgentDirectory.wake`."""
+        if self._actor is None:
+            if self._wiring is None:
+                self._wiring = await self._find_wiring()
+            self._actor = await self._directory.wake(self.agent_id, self._wiring)
+        return self._actor
+
+    def use_actor(self, actor: ActorHandle[Any]) -> None:
+        """Start from an actor that is known to be live."""
+        self._actor = actor
+
+    def live_actor(self) -> ActorHandle[Any] | None:
+        """The actor under the agent's name, without starting one."""
+        return self._actor or self._directory.find(self.agent_id)
+
+    async def call(self, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """Call a remote method of the live actor; a lost actor is found or woken again.
+
+        Raises:
+            WaitTimeoutError: nobody answered within `RECONNECT_TIMEOUT_S`; else what the method raises.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RECONNECT_TIMEOUT_S
+        while True:
+            answer = await self.ask(await self.actor(), method, *args, timeout_s=timeout_s)
+            if not isinstance(answer, NoAnswer):
+                return answer
+            if loop.time() > deadline:
+                raise WaitTimeoutError(
+                    f"agent {self.agent_id!r} did not answer {method!r} within {RECONNECT_TIMEOUT_S:g} s "
+                    f"(its actor is {answer.value})",
+                    details={"agent_id": self.agent_id},
+                )
+            await asyncio.sleep(RECONNECT_S)
+
+    async def ask(self, actor: ActorHandle[Any], method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
+        """One call of one actor; one that is gone is forgotten."""
+        answer = await ask(actor, method, *args, timeout_s=timeout_s)
+        if answer is NoAnswer.GONE:
+            self._actor = None
+        return answer
+
+    async def stored_result(self, execution_id: str) -> RunResult:
+        """The execution as stored; wakes nothing. Raises `NotFoundError`."""
+        return await asyncio.to_thread(load_result, self._store, execution_id)
+
+    async def wait_once(self, execution_id: str, until: str, seconds: float) -> RunResult | None:
+        """One slice of a wait: the result once it is ``terminal`` or ``suspended`` (by `until`), else ``None``.
+
+        A lost actor does not end it; running work that nobody holds is woken.
+
+        Raises:
+            NotFoundError: there is no such execution.
+        """
+        actor = self.live_actor()
+        if actor is not None:
+            wire = await self.ask(actor, "result", execution_id, until, seconds, timeout_s=seconds + 10.0)
+            if wire is NoAnswer.SILENT:
+                await asyncio.sleep(min(RECONNECT_S, seconds))
+                return None
+            if wire is not NoAnswer.GONE:
+                return RunResult.from_wire(wire) if wire is not None else None
+        stored = await self.stored_result(execution_id)
+        if stored.status.is_terminal or (until == "suspended" and stored.suspended):
+            return stored
+        if stored.suspended:
+            await asyncio.sleep(min(STORE_POLL_S, seconds))  # a human is waited for: no process is needed
+            return None
+        await self.actor()  # nobody holds running work: wake its owner, which recovers it
+        return None
+
+    async def unload(self) -> bool:
+        """Free the agent's process and keep everything; the next use wakes it again.
+
+        Returns whether there was a process to free.
+
+        Raises:
+            AgentBusyError: work is running.
+            WaitTimeoutError: its process does not answer.
+        """
+        handle = self._directory.find(self.agent_id)
+        self._actor = None
+        if handle is None:
+            return False
+        answer = await ask(handle, "unload", timeout_s=CALL_TIMEOUT_S)
+        if answer is NoAnswer.GONE:
+            return False
+        if answer is NoAnswer.SILENT:
+            raise WaitTimeoutError(
+                f"agent {self.agent_id!r} does not answer; try again", details={"agent_id": self.agent_id}
+            )
+        kill(handle)
+        return True

@@ -1,0 +1,587 @@
+"""Agents as tools: real engines on one real store, each behind a stand-in for its actor; no Ray is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phronomy_ray import Agent, ToolContext, tool
+from phronomy_ray.actors import agent_client
+from phronomy_ray.actors.child_agents import (
+    LINEAGE_KEY,
+    ActorChildAgents,
+    ParentView,
+    child_ids,
+    next_lineage,
+)
+from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest, StoreConfig
+from phronomy_ray.clock import SystemClock
+from phronomy_ray.definition.agent_tool import DEFAULT_INPUT_DESCRIPTION, text_of
+from phronomy_ray.engine.creation import new_agent
+from phronomy_ray.engine.engine import AgentEngine, EngineParts
+from phronomy_ray.errors import (
+    AgentBusyError,
+    CancellationError,
+    CleanupError,
+    ConfigurationError,
+    ErrorRecord,
+    ExecutionRehydrationRequiredError,
+    ModelError,
+    PhronomyError,
+    ToolError,
+)
+from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
+from phronomy_ray.kernel.state import Decide
+from phronomy_ray.messages import Usage
+from phronomy_ray.models.script import call, calls, error, final, hang
+from phronomy_ray.models.scripted import ScriptedModel
+from phronomy_ray.results import RunResult
+from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.tool_environment import ToolEnvironment
+from phronomy_ray.tools.executor import LocalToolExecutor
+
+GUARD_S = 10.0
+
+
+class Method:
+    """What ``handle.method`` is on a Ray handle, without Ray."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def remote(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+class Actor:
+    """The remote methods of an agent's actor that a child's client calls, around a real engine."""
+
+    def __init__(self, engine: AgentEngine, cluster: Cluster) -> None:
+        self._engine = engine
+        self._cluster = cluster
+        for name in ("start", "result", "cancel", "unload"):
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _start(self, execution_id: str, input: Any, context: Any, stream: bool) -> Any:
+        result = await self._engine.start(execution_id, input, durable_context=context, stream=stream)
+        self._cluster.starts.append((self._engine.agent_id, execution_id, input, context))
+        return result.to_wire()
+
+    async def _result(self, execution_id: str, until: str, wait_s: float) -> Any:
+        result = await self._engine.wait(execution_id, until=until, timeout_s=wait_s)
+        return result.to_wire() if result is not None else None
+
+    async def _cancel(self, execution_id: str, reason: str) -> Any:
+        return (await self._engine.cancel(execution_id, reason)).to_wire()
+
+    async def _unload(self) -> Any:
+        if self._cluster.unload_errors:
+            raise self._cluster.unload_errors.pop(0)
+        await self._engine.seal()
+        self._cluster.actors.pop(self._engine.agent_id, None)
+        self._cluster.unloaded.append(self._engine.agent_id)
+
+
+class Cluster:
+    """Agents by name on one store; the `AgentDirectory` of its runners."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/agents.db"
+        self.store = open_store(self.url, create=True)
+        self.actors: dict[str, Actor] = {}
+        self.engines: dict[str, AgentEngine] = {}
+        self.starts: list[tuple[str, str, Any, Any]] = []
+        self.unloaded: list[str] = []
+        self.unload_errors: list[PhronomyError] = []
+        self.tools: list[LocalToolExecutor] = []
+
+    # --- what AgentDirectory offers
+
+    def find(self, agent_id: str) -> Any:
+        return self.actors.get(agent_id)
+
+    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> Any:
+        definition = wiring.definition.load().definition()
+        new = new_agent(
+            agent_id,
+            definition,
+            metadata=request.metadata,
+            now=SystemClock().now(),
+            request_id=request.request_id,
+        )
+        self.store.create_agent(new)
+        return await self.wake(agent_id, wiring)
+
+    async def wake(self, agent_id: str, wiring: AgentWiring) -> Any:
+        if agent_id not in self.actors:
+            engine = self.engine(agent_id, wiring)
+            await engine.activate()
+            self.actors[agent_id] = Actor(engine, self)
+        return self.actors[agent_id]
+
+    # --- for tests
+
+    def engine(self, agent_id: str, wiring: AgentWiring) -> AgentEngine:
+        definition = wiring.definition.load().definition()
+        parent = ParentView(
+            definition_id=lambda: definition.definition_id,
+            metadata=lambda: engine.state.root.metadata,
+            is_cancelled=lambda execution_id: engine.is_cancelled(execution_id),
+            quiescence_timeout_s=lambda: definition.quiescence_timeout_s,
+        )
+        directory: Any = self
+        runner = ActorChildAgents(agent_id, wiring, self.store, parent, directory)
+        tools = LocalToolExecutor(threads=2, environment=ToolEnvironment(agent_id, children=runner))
+        self.tools.append(tools)
+        parts = EngineParts(store=self.store, model=definition.model, tools=tools, store_retry_s=0.05)
+        engine = self.engines[agent_id] = AgentEngine(agent_id, definition, parts)
+        return engine
+
+    async def parent(self, agent_class: type[Agent]) -> AgentEngine:
+        wiring = AgentWiring(DefinitionSource("", agent_class), StoreConfig(self.url))
+        self.store.create_agent(new_agent("p", agent_class.definition(), now=SystemClock().now()))
+        engine = self.engine("p", wiring)
+        await engine.activate()
+        return engine
+
+    async def run(self, engine: AgentEngine, execution_id: str = "ex1", **options: Any) -> RunResult:
+        await engine.start(execution_id, "hello", **options)
+        return await self.end(engine, execution_id)
+
+    async def end(self, engine: AgentEngine, execution_id: str = "ex1") -> RunResult:
+        result = await engine.wait(execution_id, until="terminal", timeout_s=GUARD_S)
+        assert result is not None, f"{execution_id} did not end: {engine.status()}"
+        return result
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        try:
+            async with asyncio.timeout(GUARD_S):
+                while not condition():
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"did not happen within {GUARD_S} s: {what}") from None
+
+    def call_row(self, execution_id: str = "ex1") -> Any:
+        [row] = self.store.tool_calls(execution_id)
+        return row
+
+    def child(self, execution_id: str = "ex1") -> tuple[str, str]:
+        return child_ids("p", execution_id, self.call_row(execution_id).tool_call_id)
+
+    async def quiet(self) -> None:
+        """End what still runs."""
+        for engine in self.engines.values():
+            running = engine.status()["execution_id"]
+            if running is not None and engine.is_active:
+                await engine.cancel(running, "end of test")
+                await engine.wait(running, until="terminal", timeout_s=GUARD_S)
+            await engine._work.stop()
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        for tools in self.tools:
+            tools.close()
+        self.store.close()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    monkeypatch.setattr(agent_client, "kill", lambda handle: None)
+    made = Cluster(tmp_path)
+    yield made
+    await made.quiet()
+    made.close()
+
+
+def agent(name: str, script: Any, *tools: Any, **attributes: Any) -> type[Agent]:
+    body = {"model": ScriptedModel(script), "tools": list(tools), "definition_id": name, **attributes}
+    # as if of a driver's own script: it travels by value
+    made = {"__module__": "__main__", "__doc__": f"Does {name} work."}
+    return type(name.capitalize(), (Agent,), {**made, **body})
+
+
+def parent_of(child: type[Agent], *then: Any, **options: Any) -> type[Agent]:
+    script = [calls(call("helper", {"input": "do it"})), *(then or [final("done")])]
+    return agent("boss", script, _helper(child, options))
+
+
+def _helper(child: type[Agent], options: dict[str, Any]) -> Any:
+    own = {key: options.pop(key) for key in ("keep", "timeout_s") if key in options}
+    return child.as_tool("helper", **own).with_options(**options)
+
+
+async def test_a_call_runs_a_child_and_ends_its_life(cluster: Cluster) -> None:
+    boss = await cluster.parent(parent_of(agent("writer", [final("a poem")])))
+    result = await cluster.run(boss, durable_context={"user": "ann"})
+    assert (result.status, result.output) == (ExecutionStatus.COMPLETED, "done")
+    child_id, execution_id = cluster.child()
+    assert cluster.starts == [(child_id, execution_id, "do it", {"user": "ann"})]
+    assert cluster.call_row().result == "a poem"
+    assert cluster.unloaded == [child_id]
+    assert child_id.startswith("p.")
+    root = cluster.store.load_root(child_id)
+    assert root.metadata[LINEAGE_KEY] == {
+        "agent_id": "p",
+        "execution_id": "ex1",
+        "tool_call_id": cluster.call_row().tool_call_id,
+        "lineage": ["boss", "writer"],
+    }
+    assert cluster.store.read_journal(child_id), "its journal is kept"
+
+
+async def test_keep_leaves_the_child_alive(cluster: Cluster) -> None:
+    boss = await cluster.parent(parent_of(agent("writer", [final("x")]), keep=True))
+    await cluster.run(boss)
+    assert cluster.unloaded == []
+    assert list(cluster.actors) == [cluster.child()[0]]
+
+
+async def test_every_call_has_a_child_of_its_own(cluster: Cluster) -> None:
+    writer = agent("writer", [final("x")])
+    script = [calls(call("writer", {"input": "1"}), call("writer", {"input": "2"})), final("done")]
+    boss = await cluster.parent(agent("boss", script, writer.as_tool()))
+    await cluster.run(boss)
+    assert len({agent_id for agent_id, *_ in cluster.starts}) == 2
+    assert sorted(cluster.unloaded) == sorted({agent_id for agent_id, *_ in cluster.starts})
+
+
+async def test_children_have_children_and_know_their_lineage(cluster: Cluster) -> None:
+    leaf = agent("leaf", [final("leaf text")])
+    middle = agent("middle", [calls(call("leaf", {"input": "go"})), final("middle text")], leaf.as_tool())
+    boss = await cluster.parent(
+        agent("boss", [calls(call("middle", {"input": "go"})), final("done")], middle.as_tool())
+    )
+    assert (await cluster.run(boss)).output == "done"
+    lineages = [
+        cluster.store.load_root(agent_id).metadata[LINEAGE_KEY]["lineage"] for agent_id, *_ in cluster.starts
+    ]
+    assert lineages == [["boss", "middle"], ["boss", "middle", "leaf"]]
+    assert len(cluster.unloaded) == 2
+
+
+async def test_a_definition_cannot_be_called_below_itself(cluster: Cluster) -> None:
+    again = agent("boss", [final("never")])
+    boss = await cluster.parent(parent_of(again, on_error="suppress"))
+    await cluster.run(boss)
+    row = cluster.call_row()
+    assert (row.status, row.error["code"]) == (ToolCallStatus.FAILED, "agent_cycle")
+    assert row.error["details"] == {"lineage": ["boss"], "child": "boss"}
+    assert cluster.starts == []
+
+
+def test_depth_is_limited() -> None:
+    lineage = ["a"]
+    for name in "bcde":
+        lineage = next_lineage(lineage, name, 4)
+    with pytest.raises(ToolError, match="4 levels") as caught:
+        next_lineage(lineage, "f", 4)
+    assert caught.value.code == "agent_depth"
+    assert next_lineage(["a"], "b", 1) == ["a", "b"]
+
+
+async def test_a_failing_child_fails_the_call_with_its_error_as_cause(cluster: Cluster) -> None:
+    child = agent("writer", [error(ModelError("no such model", code="model_gone"))], model_retries=0)
+    boss = await cluster.parent(parent_of(child, on_error="suppress"))
+    assert (await cluster.run(boss)).output == "done"
+    row = cluster.call_row()
+    assert (row.status, row.error["type"], row.error["code"]) == (
+        ToolCallStatus.FAILED,
+        "ToolError",
+        "child_failed",
+    )
+    assert [cause["code"] for cause in row.error["causes"]] == ["model_gone"]
+    assert row.error["details"]["child_agent_id"] == cluster.child()[0]
+    assert cluster.unloaded == [cluster.child()[0]]
+
+
+async def test_on_error_raise_ends_the_parent(cluster: Cluster) -> None:
+    child = agent("writer", [error(ModelError("broken"))], model_retries=0)
+    boss = await cluster.parent(parent_of(child))
+    result = await cluster.run(boss)
+    assert result.status is ExecutionStatus.FAILED
+    assert result.error is not None
+    assert result.error.type == "ToolError"
+
+
+async def test_a_cleanup_error_that_ends_the_parent_still_names_the_child(cluster: Cluster) -> None:
+    cluster.unload_errors = [AgentBusyError("busy")] * 3
+    boss = await cluster.parent(parent_of(agent("writer", [final("a poem")])))
+    result = await cluster.run(boss)
+    with pytest.raises(ToolError) as caught:
+        result.raise_for_status()
+    cause = caught.value.__cause__
+    assert isinstance(cause, CleanupError)
+    assert (cause.child_agent_id, cause.result["output"]) == (cluster.child()[0], "a poem")
+
+
+async def test_a_timed_out_call_cancels_its_child(cluster: Cluster) -> None:
+    child = agent("writer", [hang()])
+    boss = await cluster.parent(parent_of(child, timeout_s=0.2, on_error="suppress"))
+    assert (await cluster.run(boss)).output == "done"
+    assert cluster.call_row().status is ToolCallStatus.TIMED_OUT
+    child_id, execution_id = cluster.child()
+    await cluster.until(lambda: child_id in cluster.unloaded, "the child is freed")
+    assert cluster.store.load_execution(execution_id).status is ExecutionStatus.CANCELLED
+
+
+async def test_cancelling_the_parent_cancels_the_child(cluster: Cluster) -> None:
+    boss = await cluster.parent(parent_of(agent("writer", [hang()])))
+    await boss.start("ex1", "hello")
+    await cluster.until(lambda: cluster.starts, "the child starts")
+    await boss.cancel("ex1", "enough")
+    assert (await cluster.end(boss)).status is ExecutionStatus.CANCELLED
+    assert cluster.call_row().status is ToolCallStatus.CANCELLED
+    child_id, execution_id = cluster.child()
+    await cluster.until(lambda: child_id in cluster.unloaded, "the child is freed")
+    assert cluster.store.load_execution(execution_id).status is ExecutionStatus.CANCELLED
+
+
+async def test_a_child_that_somebody_cancelled_is_a_cancellation(cluster: Cluster) -> None:
+    boss = await cluster.parent(parent_of(agent("writer", [hang()]), on_error="suppress"))
+    await boss.start("ex1", "hello")
+    await cluster.until(lambda: cluster.starts, "the child starts")
+    child_id, execution_id, *_ = cluster.starts[0]
+    await cluster.engines[child_id].cancel(execution_id, "an operator")
+    await cluster.end(boss)
+    assert cluster.call_row().error["type"] == "CancellationError"
+
+
+@tool(requires_approval=True)
+async def pay(context: ToolContext) -> str:
+    """Pay."""
+    return "paid"
+
+
+async def test_a_child_that_waits_for_a_human_is_waited_for(cluster: Cluster) -> None:
+    child = agent("payer", [calls(call("pay")), final("all paid")], pay)
+    boss = await cluster.parent(parent_of(child))
+    await boss.start("ex1", "hello")
+    await cluster.until(lambda: cluster.store.approvals(pending_only=True), "the child asks")
+    [request] = cluster.store.approvals(pending_only=True)
+    child_id, execution_id = cluster.child()
+    assert (request.agent_id, request.execution_id) == (child_id, execution_id)
+    assert boss.status()["execution_status"] == "active"
+    await cluster.engines[child_id].decide(Decide(execution_id, request.approval_request_id, True, "bob"))
+    assert (await cluster.end(boss)).output == "done"
+    assert cluster.call_row().result == "all paid"
+
+
+async def test_a_refused_child_is_a_tool_error(cluster: Cluster) -> None:
+    child = agent("payer", [calls(call("pay")), final("all paid")], pay)
+    boss = await cluster.parent(parent_of(child, on_error="suppress"))
+    await boss.start("ex1", "hello")
+    await cluster.until(lambda: cluster.store.approvals(pending_only=True), "the child asks")
+    [request] = cluster.store.approvals(pending_only=True)
+    await cluster.engines[cluster.child()[0]].decide(
+        Decide(cluster.child()[1], request.approval_request_id, False, "bob")
+    )
+    await cluster.end(boss)
+    assert cluster.call_row().error["code"] == "child_rejected"
+
+
+async def test_only_the_unload_is_tried_again(cluster: Cluster) -> None:
+    cluster.unload_errors = [AgentBusyError("busy")]
+    boss = await cluster.parent(parent_of(agent("writer", [final("x")])))
+    assert (await cluster.run(boss)).output == "done"
+    assert len(cluster.starts) == 1
+    assert cluster.unloaded == [cluster.child()[0]]
+
+
+async def test_an_unload_that_fails_is_a_cleanup_error_with_the_result(cluster: Cluster) -> None:
+    cluster.unload_errors = [AgentBusyError(f"busy {number}") for number in range(3)]
+    boss = await cluster.parent(parent_of(agent("writer", [final("a poem")]), on_error="suppress"))
+    assert (await cluster.run(boss)).output == "done"
+    error = ErrorRecord.from_wire(cluster.call_row().error).to_exception()
+    assert isinstance(error, CleanupError)
+    assert (error.child_agent_id, error.child_execution_id) == cluster.child()
+    assert error.result == {"status": "completed", "output": "a poem"}
+    assert [cause.message for cause in error.causes] == ["busy 0", "busy 1", "busy 2"]
+    assert len(cluster.starts) == 1
+
+
+async def test_a_call_that_runs_again_finds_its_child(cluster: Cluster) -> None:
+    """The parent's process is lost while the child runs; the next owner's call goes on with the same child."""
+    gate = asyncio.Event()
+
+    @tool(replay="never")
+    async def wait_here() -> str:
+        """Wait."""
+        await gate.wait()
+        return "waited"
+
+    child = agent("writer", [calls(call("wait_here")), final("a poem")], wait_here)
+    boss_class = parent_of(child)
+    boss = await cluster.parent(boss_class)
+    await boss.start("ex1", "hello")
+    await cluster.until(lambda: cluster.starts, "the child starts")
+    successor = cluster.engine("p", AgentWiring(DefinitionSource("", boss_class), StoreConfig(cluster.url)))
+    await successor.activate()
+    await cluster.until(lambda: len(cluster.starts) == 2, "the call runs again")
+    gate.set()
+    assert (await cluster.end(successor)).output == "done"
+    assert cluster.starts[0] == cluster.starts[1], "the same child, the same execution, the same input"
+    assert cluster.call_row().attempt == 2
+    assert len(cluster.store.list_executions(agent_id=cluster.child()[0])) == 1
+    assert cluster.call_row().result == "a poem"
+
+
+async def test_a_child_that_ended_meanwhile_gives_its_stored_result(cluster: Cluster) -> None:
+    child = agent("writer", [final("a poem")])
+    boss = await cluster.parent(parent_of(child))
+    wiring = AgentWiring(DefinitionSource("", child), StoreConfig(cluster.url))
+    assert (await cluster.run(boss)).output == "done"
+    child_id, execution_id = cluster.child()
+    directory: Any = cluster
+    runner = ActorChildAgents(
+        "p",
+        replace(wiring, namespace="x"),
+        cluster.store,
+        ParentView(lambda: "boss", dict, lambda _: False, lambda: 5.0),
+        directory,
+    )
+    from phronomy_ray.tool_environment import ChildRequest
+
+    request = ChildRequest(child, "do it", "ex1", cluster.call_row().tool_call_id, lambda: False)
+    again = await runner.run(request)
+    assert (again.agent_id, again.execution_id, again.output) == (child_id, execution_id, "a poem")
+    assert len(cluster.store.list_executions(agent_id=child_id)) == 1
+    assert cluster.unloaded == [child_id, child_id]
+
+
+async def test_an_owner_that_stops_leaves_the_child_alone(cluster: Cluster) -> None:
+    boss = await cluster.parent(parent_of(agent("writer", [hang()])))
+    await boss.start("ex1", "hello")
+    await cluster.until(lambda: cluster.starts, "the child starts")
+    child_id, execution_id, *_ = cluster.starts[0]
+    await cluster.until(
+        lambda: cluster.store.load_execution(execution_id).status is ExecutionStatus.ACTIVE, "it works"
+    )
+    await boss._work.stop()  # what an engine does before it reads its state again
+    assert child_id in cluster.actors
+    assert cluster.store.load_execution(execution_id).cancel_requested_at is None
+
+
+def _result(status: ExecutionStatus, error: PhronomyError | None = None) -> RunResult:
+    record = ErrorRecord.from_exception(error) if error is not None else None
+    return RunResult("p.1", "ex_1", status, None, Usage(), 1, error=record)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ToolError("t", code="special"),
+        CancellationError("c"),
+        ExecutionRehydrationRequiredError("r"),
+        CleanupError("x", details={"child_agent_id": "deeper"}),
+    ],
+)
+def test_errors_of_the_family_pass_unchanged(error: PhronomyError) -> None:
+    with pytest.raises(type(error)) as caught:
+        text_of(_result(ExecutionStatus.FAILED, error))
+    assert (caught.value.code, caught.value.message) == (error.code, error.message)
+    assert caught.value.details == error.details
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (ExecutionStatus.FAILED, "child_failed"),
+        (ExecutionStatus.REJECTED, "child_rejected"),
+        (ExecutionStatus.BLOCKED, "child_blocked"),
+        (ExecutionStatus.HANDED_OFF, "child_failed"),
+    ],
+)
+def test_every_other_end_is_a_tool_error(status: ExecutionStatus, code: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        text_of(_result(status))
+    assert caught.value.code == code
+
+
+def test_a_cancelled_child_is_a_cancellation() -> None:
+    with pytest.raises(CancellationError):
+        text_of(_result(ExecutionStatus.CANCELLED))
+
+
+def test_the_declaration() -> None:
+    class ReportWriterAgent(Agent):
+        """Writes reports."""
+
+        model = "openai/m"
+
+    made = ReportWriterAgent.as_tool(input_description="what to write\nabout")
+    spec = made.spec
+    assert (spec.name, spec.description, spec.execution_mode, spec.replay) == (
+        "report_writer",
+        "Writes reports.",
+        "cooperative",
+        "idempotent",
+    )
+    assert spec.parameters.schema["properties"] == {
+        "input": {"type": "string", "description": "what to write about"}
+    }
+    assert (spec.timeout_s, spec.requires_approval) == (3600.0, False)
+    assert (spec.tool_origin, spec.approval_metadata) == (
+        "agent",
+        {"agent": ReportWriterAgent.definition().definition_id},
+    )
+    named = ReportWriterAgent.as_tool("ask", "Asks.", timeout_s=5).with_options(requires_approval=True)
+    assert (named.spec.name, named.spec.description, named.spec.timeout_s) == ("ask", "Asks.", 5)
+    assert named.spec.requires_approval is True
+    assert named.spec.parameters.schema == made.spec.parameters.schema | {
+        "properties": {"input": {"type": "string", "description": DEFAULT_INPUT_DESCRIPTION}}
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": "not a name"},
+        {"name": 3},
+        {"description": ""},
+        {"input_description": " "},
+        {"keep": 1},
+        {"max_depth": 0},
+        {"max_depth": True},
+        {"timeout_s": 0},
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_a_configuration_error(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        agent("writer", [final("x")]).as_tool(**arguments)
+
+
+def test_a_class_that_cannot_run_is_no_tool() -> None:
+    class Nothing(Agent):
+        """No model."""
+
+    with pytest.raises(ConfigurationError, match="model"):
+        Nothing.as_tool()
+
+
+def test_a_description_is_needed() -> None:
+    class Silent(Agent):
+        model = "openai/m"
+
+    with pytest.raises(ConfigurationError, match="description"):
+        Silent.as_tool()
+
+
+async def test_outside_of_an_agent_it_says_what_is_missing() -> None:
+    made: Any = agent("writer", [final("x")]).as_tool()
+    context = ToolContext("a", "ex", "tc", "tc", 1)
+    with pytest.raises(ConfigurationError, match="agent's own process"):
+        await made.execute(input="x", context=context)
+
+
+def test_ids_are_the_calls_own() -> None:
+    one = child_ids("p", "ex1", "tc_1")
+    assert one == child_ids("p", "ex1", "tc_1")
+    others = {child_ids("p", "ex1", "tc_2"), child_ids("p", "ex2", "tc_1"), child_ids("q", "ex1", "tc_1")}
+    assert len(others | {one}) == 4
+    assert len(child_ids("p" * 200, "ex1", "tc_1")[0]) < 200
