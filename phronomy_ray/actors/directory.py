@@ -34,6 +34,7 @@ from phronomy_ray.errors import (
     PhronomyError,
     WaitTimeoutError,
 )
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: How long a wake goes on, in seconds: a lost node is noticed by Ray within 7 to 18 s.
 WAKE_TIMEOUT_S = 90.0
@@ -43,7 +44,7 @@ CALL_TIMEOUT_S = 60.0
 STATUS_TIMEOUT_S = 5.0
 
 
-class AgentDirectory:
+class AgentDirectory(WorkerInputRestricted):
     """The agents of one namespace. Needs a process that is connected to Ray: a driver, or an agent that has children."""
 
     def __init__(self, namespace: str) -> None:

@@ -30,6 +30,7 @@ from phronomy_ray.tools.pool_wire import (
     outcome_of,
     unknown,
 )
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: How long a lost pool is looked for before its calls are unknown, in seconds.
@@ -37,7 +38,7 @@ PATIENCE_S = 90.0
 _RETRY_S = 0.1
 
 
-class PoolRun:
+class PoolRun(WorkerInputRestricted):
     """Calls that one agent has in a pool: what it knows of them."""
 
     def __init__(
@@ -120,7 +121,7 @@ class PoolRun:
         self._on_late(item.key, outcome_of(item) if item.payload else None)
 
 
-class PoolClient:
+class PoolClient(WorkerInputRestricted):
     """One pool, as an agent sees it."""
 
     def __init__(self, pool: str, config: PoolConfig, namespace: str) -> None:

@@ -32,6 +32,7 @@ from phronomy_ray.tools.executor import CooperativeRuns, Sink
 from phronomy_ray.tools.pool_config import DEFAULT_POOL, PoolConfig
 from phronomy_ray.tools.pool_placement import Lane
 from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, StartedCalls, WorkerSetup
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: Longest wait between two attempts of a body, in seconds (see `tools.envelope`).
 RETRY_WAIT_S = 5.0
@@ -39,7 +40,7 @@ RETRY_WAIT_S = 5.0
 STOP_MARGIN_S = 10.0
 
 
-class RayToolExecutor:
+class RayToolExecutor(WorkerInputRestricted):
     """See `tools.executor.ToolExecutor`."""
 
     def __init__(

@@ -51,7 +51,6 @@ from phronomy_ray.definition.tool_spec import (
     with_name,
 )
 from phronomy_ray.errors import ConfigurationError
-from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -106,8 +105,8 @@ class Tool:
     timeout_s: ClassVar[float] = DEFAULT_TIMEOUT_S
     #: Attempts after a failed first one; only with a replay rule that allows it.
     retries: ClassVar[int] = 0
-    #: How much of a result the model is shown, in characters.
-    max_result_chars: ClassVar[int] = DEFAULT_SHOWN_CHARS
+    #: How much of a result the model is shown, in characters; ``None`` for the runtime's limit.
+    max_result_chars: ClassVar[int | None] = None
     #: Whether a result ends the execution as its output.
     return_direct: ClassVar[bool] = False
     #: Functions that a result goes through before it is kept.
@@ -222,7 +221,7 @@ def tool(
     on_schema_error: Literal["return_error", "raise", "coerce"] = "return_error",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     retries: int = 0,
-    max_result_chars: int = DEFAULT_SHOWN_CHARS,
+    max_result_chars: int | None = None,
     return_direct: bool = False,
     result_filters: Iterable[Callable[..., Any]] = (),
     pool: str = DEFAULT_POOL,

@@ -30,7 +30,6 @@ from phronomy_ray.definition.tool_options import (
     ray_options_of,
 )
 from phronomy_ray.errors import ConfigurationError, SerializationError
-from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_POOL = "default"
@@ -71,8 +70,8 @@ class ToolSpec:
     timeout_s: float = DEFAULT_TIMEOUT_S
     #: Attempts after a failed first one within one dispatch.
     retries: int = 0
-    #: How much of a result the model is shown, in characters.
-    max_result_chars: int = DEFAULT_SHOWN_CHARS
+    #: How much of a result the model is shown, in characters; ``None`` for the runtime's limit.
+    max_result_chars: int | None = None
     #: Whether a result ends the execution as its output.
     return_direct: bool = False
     #: Functions that a result goes through before it is kept.
@@ -243,7 +242,8 @@ def _check(spec: ToolSpec) -> None:
             f"tool {spec.name!r}: retries={spec.retries} needs replay='safe' or 'idempotent', not 'never'"
         )
     limit = spec.max_result_chars
-    check("max_result_chars", is_whole(limit) and limit > 0, "a positive number of characters")
+    valid = limit is None or (is_whole(limit) and limit > 0)
+    check("max_result_chars", valid, "a positive number of characters or None")
     pool: object = spec.pool
     valid = isinstance(pool, str) and _POOL_NAME.fullmatch(pool) is not None
     check("pool", valid, "1 to 64 letters, digits, '_', '.' or '-'")

@@ -31,6 +31,7 @@ from phronomy_ray.errors import BackpressureError, ConfigurationError, ErrorReco
 from phronomy_ray.kernel.state import Authorize, Authorized
 from phronomy_ray.tool_calls import ToolContext
 from phronomy_ray.tools.envelope import redacted
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
 #: Threads of one agent for user code that authorises.
@@ -39,7 +40,7 @@ THREADS = 4
 QUEUE = 100
 
 
-class CodePool:
+class CodePool(WorkerInputRestricted):
     """A few daemon threads behind a bounded queue; both are made when the first code comes."""
 
     def __init__(self, *, threads: int = THREADS, waiting: int = QUEUE) -> None:
@@ -93,7 +94,7 @@ class CodePool:
                 future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
-class Authorizer:
+class Authorizer(WorkerInputRestricted):
     """Asks the user code of one agent."""
 
     def __init__(self, definition: AgentDefinition, *, pool: CodePool | None = None) -> None:

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 
 from phronomy_ray.events import Event, EventType
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 BUFFER_EVENTS = 10_000
 BUFFERED_EXECUTIONS = 16
@@ -29,7 +30,7 @@ class _Buffer:
     read_position: int = 0
 
 
-class EventHub:
+class EventHub(WorkerInputRestricted):
     """The buffers of one agent."""
 
     def __init__(self) -> None:

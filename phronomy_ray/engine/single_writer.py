@@ -66,6 +66,7 @@ from phronomy_ray.results import ResultParts, RunResult, result_of
 from phronomy_ray.store.port import Store
 from phronomy_ray.tools.envelope import redacted
 from phronomy_ray.tools.executor import ToolExecutor
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.engine")
 #: Results of ended executions that are kept in memory.
@@ -102,7 +103,7 @@ class EngineTiming:
     commits: int = 0
 
 
-class SingleWriter:
+class SingleWriter(WorkerInputRestricted):
     """Owner of one agent's state; `AgentEngine` adds what callers do with it."""
 
     def __init__(self, agent_id: str, definition: AgentDefinition, parts: EngineParts) -> None:

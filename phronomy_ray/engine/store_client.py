@@ -13,6 +13,7 @@ from tenacity.asyncio import AsyncRetrying
 from phronomy_ray.commits import Commit
 from phronomy_ray.errors import AgentUnloadedError, CommitOutcomeUnknownError, StoreUnavailableError
 from phronomy_ray.store.port import Store
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +24,7 @@ RETRY_S = 10.0
 IDLE_CLOSE_S = 30.0
 
 
-class StoreClient:
+class StoreClient(WorkerInputRestricted):
     """A store on threads, with retries of what is known not to have happened."""
 
     def __init__(self, store: Store, *, retry_s: float = RETRY_S, threads: int = 2) -> None:

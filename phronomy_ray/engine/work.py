@@ -56,6 +56,7 @@ from phronomy_ray.tool_calls import (
 )
 from phronomy_ray.tools.envelope import not_performed, redacted, timestamp
 from phronomy_ray.tools.executor import ToolExecutor, ToolReport
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: Tool outcomes that arrive within this time share a commit, in seconds.
 GROUP_COMMIT_S = 0.004
@@ -78,7 +79,7 @@ class WorkHooks:
     rules: Callable[[], Awaitable[tuple[StandingRule, ...]]]
 
 
-class EngineWork:
+class EngineWork(WorkerInputRestricted):
     """Runs effects."""
 
     def __init__(

@@ -12,12 +12,13 @@ from typing import Any
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.listing import Listing
 from phronomy_ray.mcp.session import McpSession
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: How long a session whose server has a newer configuration may be idle before it is closed, in seconds.
 SUPERSEDED_IDLE_S = 60.0
 
 
-class McpHub:
+class McpHub(WorkerInputRestricted):
     """Sessions by the fingerprint of their endpoint. Use it on one event loop."""
 
     def __init__(self, *, superseded_idle_s: float = SUPERSEDED_IDLE_S) -> None:

@@ -23,6 +23,7 @@ from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.failures import PHASE_CONNECT, SERVER_LOST, changed, lost, timed_out
 from phronomy_ray.mcp.listing import Listing
 from phronomy_ray.mcp.transport import need_sdk
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.mcp")
 #: How long a server that left a call unanswered has to show that it lives, in seconds.
@@ -43,7 +44,7 @@ class _Line:
         self.given_up = 0
 
 
-class McpSession:
+class McpSession(WorkerInputRestricted):
     """Calls of many callers to one server."""
 
     def __init__(self, endpoint: McpEndpoint) -> None:

@@ -16,6 +16,7 @@ from phronomy_ray.ids import new_execution_id
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from phronomy_ray.store.port import Store
 
 
-class AgentHandle:
+class AgentHandle(WorkerInputRestricted):
     """An agent, live or not."""
 
     def __init__(self, runtime: Runtime, agent_id: str, wiring: AgentWiring | None = None) -> None:

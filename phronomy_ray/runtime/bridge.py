@@ -10,12 +10,13 @@ from concurrent.futures import CancelledError
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from phronomy_ray.errors import EventLoopReentrancyError, RuntimeShutdownError
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Bridge:
+class Bridge(WorkerInputRestricted):
     """An event loop on a daemon thread, for the blocking forms of one runtime."""
 
     def __init__(self) -> None:

@@ -13,12 +13,13 @@ from phronomy_ray.events import Event
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
 from phronomy_ray.runtime.bridge import Bridge, blocking, refuse_on_loop
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
     from phronomy_ray.runtime.agent_handle import AgentHandle
 
 
-class ExecutionHandle:
+class ExecutionHandle(WorkerInputRestricted):
     """One execution. `result` and ``await`` go to its end; `wait` can also stop at a suspension."""
 
     def __init__(self, agent: AgentHandle, execution_id: str) -> None:
@@ -115,7 +116,7 @@ class ExecutionHandle:
         return EventStream(self, after)
 
 
-class EventStream:
+class EventStream(WorkerInputRestricted):
     """Iterator and async iterator over an execution's events."""
 
     def __init__(self, execution: ExecutionHandle, after: int) -> None:

@@ -39,12 +39,13 @@ from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
 from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.worker_inputs import WorkerInputRestricted, check_worker_input
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 
-class Runtime:
+class Runtime(WorkerInputRestricted):
     """Connects to Ray and to the store; a context manager. Leaving it closes this driver's side only.
 
     Args:
@@ -339,7 +340,15 @@ class Runtime:
     # --- wiring ------------------------------------------------------------------------------------------------
 
     def _wiring(self, agent_class: type[Agent]) -> AgentWiring:
+        """How to start an agent of this class.
+
+        Raises:
+            ConfigurationError: it has to travel by value, and something in it cannot.
+        """
         path = agent_class.definition().class_path
+        if not path:
+            where = f"agent class {agent_class.__name__}"
+            check_worker_input(agent_class, where=where, pickles=ray.cloudpickle.dumps)
         return self.config.wiring(DefinitionSource(path, None if path else agent_class))
 
     async def wiring_of(self, agent_id: str, known: AgentWiring | None) -> AgentWiring:

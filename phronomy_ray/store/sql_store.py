@@ -50,13 +50,14 @@ from phronomy_ray.store.schema_state import (
     write_markers,
 )
 from phronomy_ray.store.transactions import Transactions
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
 #: Content ids in one ``IN`` list; far below both engines' limits.
 _IDS_PER_QUERY = 5_000
 
 
-class SqlStore:
+class SqlStore(WorkerInputRestricted):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 
     Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and

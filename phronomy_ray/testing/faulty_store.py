@@ -27,6 +27,7 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.store.port import Store
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
 _When = Literal["before", "after"]
@@ -48,7 +49,7 @@ class _Fault:
         return self.nth is None or self.seen == self.nth
 
 
-class FaultyStore:
+class FaultyStore(WorkerInputRestricted):
     """`inner` with faults; without any it only counts. Thread-safe."""
 
     def __init__(self, inner: Store) -> None:

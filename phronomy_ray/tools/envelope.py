@@ -32,7 +32,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.redaction import redact_json, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
-from phronomy_ray.tool_results import encode_result
+from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS, encode_result
 
 #: Longest error text that the model is told.
 MAX_ERROR_CHARS = 600
@@ -206,7 +206,7 @@ def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool]) -> dict[s
 def _succeeded(
     bound: BoundTool, invocation: ToolInvocation, value: Any, node: str, started: str
 ) -> ToolOutcome:
-    encoded = encode_result(value, shown_chars=bound.spec.max_result_chars)
+    encoded = encode_result(value, shown_chars=bound.spec.max_result_chars or DEFAULT_SHOWN_CHARS)
     return ToolOutcome(
         invocation.tool_call_id,
         invocation.attempt,

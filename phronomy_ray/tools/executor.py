@@ -30,6 +30,7 @@ from phronomy_ray.tools.envelope import (
     timestamp,
     unknown,
 )
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 ToolReport: TypeAlias = ToolOutcome | ToolStarted | ToolLate
 Sink: TypeAlias = Callable[[ToolReport], None]
@@ -82,7 +83,7 @@ class ToolExecutor(Protocol):
         ...
 
 
-class CooperativeRuns:
+class CooperativeRuns(WorkerInputRestricted):
     """Async bodies on the present loop: the part that every executor shares."""
 
     def __init__(self, node: str = NODE, environment: ToolEnvironment | None = None) -> None:
@@ -132,7 +133,7 @@ class CooperativeRuns:
             sink(not_performed(invocation))
 
 
-class LocalToolExecutor:
+class LocalToolExecutor(WorkerInputRestricted):
     """Runs everything in the present process."""
 
     def __init__(self, *, threads: int = 64, environment: ToolEnvironment | None = None) -> None:

@@ -298,7 +298,7 @@ def test_modes_follow_the_body() -> None:
         ({"retries": 1.5, "replay": "safe"}, "retries"),
         ({"retries": 2}, "replay"),
         ({"max_result_chars": 0}, "max_result_chars"),
-        ({"max_result_chars": None}, "max_result_chars"),
+        ({"max_result_chars": 1.5}, "max_result_chars"),
         ({"requires_approval": "yes"}, "requires_approval"),
         ({"requires_approval": None}, "requires_approval"),
         ({"redact_result": "no"}, "redact_result"),
