@@ -20,6 +20,7 @@ ModelCallId = NewType("ModelCallId", str)
 ToolCallId = NewType("ToolCallId", str)
 ApprovalRequestId = NewType("ApprovalRequestId", str)
 CommitId = NewType("CommitId", str)
+RuleId = NewType("RuleId", str)
 
 MAX_ID_CHARS = 200
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f]")
@@ -28,6 +29,11 @@ _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f]")
 def new_execution_id() -> ExecutionId:
     """A fresh random execution id, ``ex_`` and 32 hex digits."""
     return ExecutionId(f"ex_{uuid.uuid4().hex}")
+
+
+def new_rule_id() -> RuleId:
+    """A fresh random id of a standing rule."""
+    return RuleId(f"ru_{uuid.uuid4().hex}")
 
 
 def check_id(value: object, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from phronomy_ray.canonical_json import check_format
@@ -17,7 +18,8 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.messages import Message, Usage
 
-WIRE_FORMAT = 1
+#: 2: approval requests say more, and a decision can come with the result. 1 is read.
+WIRE_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,110 @@ class ApprovalRequest:
     tool_name: str
     #: Arguments for display: fields named in the tool's ``redact_params`` are hidden.
     arguments: Any
+    #: The same for all requests of one batch; the execution waits for all of them.
+    batch_id: str = ""
+    #: Who asks: ``tool`` or ``policy``.
+    asked_by: str = "tool"
+    #: Where the tool comes from: ``local``, ``mcp`` or ``agent``.
+    tool_origin: str = "local"
+    #: The tool's ``approval_metadata``.
+    metadata: dict[str, Any] = field(default_factory=dict)
+    #: What the tool's ``approval_facts`` said about this call, redacted like the arguments.
+    facts: dict[str, Any] | None = None
+    created_at: datetime | None = None
+    #: From this moment on it counts as rejected; ``None`` for never.
+    expires_at: datetime | None = None
 
     @classmethod
     def from_row(cls, row: ApprovalRow) -> ApprovalRequest:
         """A stored request."""
-        return cls(row.approval_request_id, row.execution_id, row.tool_call_id, row.tool_name, row.arguments)
+        return cls(
+            row.approval_request_id,
+            row.execution_id,
+            row.tool_call_id,
+            row.tool_name,
+            row.arguments,
+            row.batch_id,
+            row.asked_by,
+            row.tool_origin,
+            row.metadata,
+            row.facts,
+            row.created_at,
+            row.expires_at,
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "approval_request_id": self.approval_request_id,
+            "execution_id": self.execution_id,
+            "tool_call_id": self.tool_call_id,
+            "tool_name": self.tool_name,
+            "arguments": self.arguments,
+            "batch_id": self.batch_id,
+            "asked_by": self.asked_by,
+            "tool_origin": self.tool_origin,
+            "metadata": self.metadata,
+            "facts": self.facts,
+            "created_at": _iso(self.created_at),
+            "expires_at": _iso(self.expires_at),
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> ApprovalRequest:
+        """Inverse of `to_wire`."""
+        times = {name: _time(wire.get(name)) for name in ("created_at", "expires_at")}
+        return cls(**{**wire, **times})
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalDecision:
+    """How a request was answered, by whoever came first."""
+
+    approval_request_id: str
+    status: ApprovalStatus
+    decided_by: str | None = None
+    decided_at: datetime | None = None
+    reason: str | None = None
+    #: The arguments that a human put in the model's place, redacted for display.
+    edited_arguments: Any = None
+
+    @classmethod
+    def from_row(cls, row: ApprovalRow) -> ApprovalDecision:
+        """The stored decision."""
+        return cls(
+            row.approval_request_id,
+            row.status,
+            row.decided_by,
+            row.decided_at,
+            row.reason,
+            row.edited_arguments,
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "approval_request_id": self.approval_request_id,
+            "status": self.status.value,
+            "decided_by": self.decided_by,
+            "decided_at": _iso(self.decided_at),
+            "reason": self.reason,
+            "edited_arguments": self.edited_arguments,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> ApprovalDecision:
+        """Inverse of `to_wire`."""
+        known = {"status": ApprovalStatus(wire["status"]), "decided_at": _time(wire["decided_at"])}
+        return cls(**{**wire, **known})
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment is not None else None
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +174,8 @@ class RunResult:
     #: Why it failed or was cancelled.
     error: ErrorRecord | None = None
     terminal_reason: str | None = None
+    #: In the answer to ``approve`` only: the decision in force, which an earlier answer may have made.
+    decision: ApprovalDecision | None = None
 
     @property
     def suspended(self) -> bool:
@@ -81,7 +184,7 @@ class RunResult:
 
     @property
     def rejected(self) -> bool:
-        """Whether a human's refusal ended it."""
+        """Whether refusals ended it: of a batch, every gated call was rejected."""
         return self.status is ExecutionStatus.REJECTED
 
     @property
@@ -115,16 +218,7 @@ class RunResult:
             "context_revision": self.context_revision,
             "journal_position": self.journal_position,
             "messages": [message.to_wire() for message in self.messages],
-            "approvals": [
-                {
-                    "approval_request_id": item.approval_request_id,
-                    "execution_id": item.execution_id,
-                    "tool_call_id": item.tool_call_id,
-                    "tool_name": item.tool_name,
-                    "arguments": item.arguments,
-                }
-                for item in self.approvals
-            ],
+            "approvals": [item.to_wire() for item in self.approvals],
             "unresolved": [
                 {
                     "tool_call_id": item.tool_call_id,
@@ -136,6 +230,7 @@ class RunResult:
             ],
             "error": self.error.to_wire() if self.error else None,
             "terminal_reason": self.terminal_reason,
+            "decision": self.decision.to_wire() if self.decision else None,
         }
 
     @classmethod
@@ -153,10 +248,11 @@ class RunResult:
             context_revision=wire["context_revision"],
             journal_position=wire["journal_position"],
             messages=tuple(Message.from_wire(item) for item in wire["messages"]),
-            approvals=tuple(ApprovalRequest(**item) for item in wire["approvals"]),
+            approvals=tuple(ApprovalRequest.from_wire(item) for item in wire["approvals"]),
             unresolved=tuple(UnresolvedCall(**item) for item in wire["unresolved"]),
             error=ErrorRecord.from_wire(wire["error"]) if wire["error"] else None,
             terminal_reason=wire["terminal_reason"],
+            decision=ApprovalDecision.from_wire(wire["decision"]) if wire.get("decision") else None,
         )
 
 

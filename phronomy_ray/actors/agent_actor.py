@@ -223,9 +223,10 @@ class AgentActor:
         approved: bool = True,
         decided_by: str | None = None,
         reason: str | None = None,
+        edited_arguments: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Answer one approval request; the same answer again is harmless."""
-        decision = Decide(execution_id, approval_request_id, approved, decided_by, reason)
+        """Answer one approval request; the same answer again is harmless and gives the decision in force."""
+        decision = Decide(execution_id, approval_request_id, approved, decided_by, reason, edited_arguments)
         return (await self._engine().decide(decision)).to_wire()
 
     async def resolve(

@@ -12,6 +12,7 @@ import typer
 
 from phronomy_ray.cli.exit_codes import AmbiguousError, ExitCode
 from phronomy_ray.cli.follow import exit_code_of, print_outcome
+from phronomy_ray.cli.output import local_time
 from phronomy_ray.cli.session import Session, session_of
 from phronomy_ray.errors import InvalidInputError, NotFoundError, StateConflictError
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus
@@ -37,9 +38,20 @@ WorkingDirOption = Annotated[
 ]
 
 
+EditOption = Annotated[
+    str,
+    typer.Option(
+        "--edit",
+        metavar="JSON",
+        help="Run the call with these arguments (all of them) instead of the model's.",
+    ),
+]
+
+
 def approve(
     context: typer.Context,
     request: RequestArguments,
+    edit: EditOption = "",
     by: ByOption = "",
     reason: ReasonOption = "",
     wait: WaitOption = False,
@@ -47,7 +59,14 @@ def approve(
 ) -> None:
     """Approve a tool call. Wakes the agent; needs the cluster it lives on (`--address`, by default the one here)."""
     _decide(
-        session_of(context), request, approved=True, by=by, reason=reason, wait=wait, working_dir=working_dir
+        session_of(context),
+        request,
+        approved=True,
+        edited=_parse_edit(edit),
+        by=by,
+        reason=reason,
+        wait=wait,
+        working_dir=working_dir,
     )
 
 
@@ -59,9 +78,16 @@ def reject(
     wait: WaitOption = False,
     working_dir: WorkingDirOption = None,
 ) -> None:
-    """Reject a tool call, which ends its execution. Wakes the agent."""
+    """Reject a tool call; its execution ends when no gated call of the batch was approved. Wakes the agent."""
     _decide(
-        session_of(context), request, approved=False, by=by, reason=reason, wait=wait, working_dir=working_dir
+        session_of(context),
+        request,
+        approved=False,
+        edited=None,
+        by=by,
+        reason=reason,
+        wait=wait,
+        working_dir=working_dir,
     )
 
 
@@ -70,6 +96,7 @@ def _decide(
     request: list[str],
     *,
     approved: bool,
+    edited: dict[str, Any] | None,
     by: str,
     reason: str,
     wait: bool,
@@ -78,12 +105,11 @@ def _decide(
     row = _find_request(session, request)
     word = "approved" if approved else "rejected"
     if row.status is not ApprovalStatus.PENDING:
-        if row.status.value != word:
+        if row.status.value != word or edited is not None:
             raise StateConflictError(
-                f"request {row.approval_request_id} was answered already: {row.status.value}"
-                + (f" by {row.decided_by}" if row.decided_by else "")
+                f"request {row.approval_request_id} was answered already: {_answer(row)}"
             )
-        session.console.print(f"{row.approval_request_id} is {word} already", markup=False)
+        session.console.print(f"{row.approval_request_id} is {_answer(row)} already", markup=False)
         return
     # A Ray of our own ends with this command: the agent must have done its work by then.
     wait = wait or session.address_or("auto") == "local"
@@ -92,6 +118,7 @@ def _decide(
             row.execution_id,
             row.approval_request_id,
             approved=approved,
+            edited_arguments=edited,
             decided_by=by or default_decider(),
             reason=reason or None,
         )
@@ -184,6 +211,23 @@ def unload(
 
 
 # --- parts -----------------------------------------------------------------------------------------------------
+
+
+def _answer(row: ApprovalRow) -> str:
+    by = f" by {row.decided_by}" if row.decided_by else ""
+    when = f" at {local_time(row.decided_at)}" if row.decided_at else ""
+    return f"{row.status.value}{by}{when}"
+
+
+def _parse_edit(text: str) -> dict[str, Any] | None:
+    if not text:
+        return None
+    value = parse_value(text)
+    if not isinstance(value, dict):
+        raise InvalidInputError(
+            '--edit takes a JSON object with all arguments, such as \'{"path": "a.txt"}\''
+        )
+    return value
 
 
 def default_decider() -> str:

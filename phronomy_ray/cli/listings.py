@@ -105,15 +105,17 @@ def approvals(
         return
     print_table(
         session.console,
-        ("REQUEST", "AGENT", "EXECUTION", "TOOL", "ARGUMENTS", "SINCE", "STATUS"),
+        ("REQUEST", "AGENT", "EXECUTION", "TOOL", "ARGUMENTS", "FACTS", "SINCE", "UNTIL", "STATUS"),
         (
             (
                 row.approval_request_id,
                 row.agent_id,
                 row.execution_id,
-                row.tool_name,
+                row.tool_name if row.tool_origin == "local" else f"{row.tool_name} ({row.tool_origin})",
                 short(row.arguments, 60),
+                short(row.facts, 40) if row.facts else "",
                 local_time(row.created_at),
+                local_time(row.expires_at),
                 status_text(row.status.value),
             )
             for row in rows
@@ -183,6 +185,13 @@ def approval_wire(row: ApprovalRow) -> dict[str, Any]:
         "decided_at": iso(row.decided_at),
         "decided_by": row.decided_by,
         "reason": row.reason,
+        "batch_id": row.batch_id,
+        "asked_by": row.asked_by,
+        "tool_origin": row.tool_origin,
+        "metadata": row.metadata,
+        "facts": row.facts,
+        "expires_at": iso(row.expires_at),
+        "edited_arguments": row.edited_arguments,
     }
 
 

@@ -29,6 +29,7 @@ STATUS_STYLES = {
     "timed_out": "red",
     "cancelled": "red",
     "rejected": "red",
+    "expired": "red",
     "blocked": "red",
     "wrong": "red",
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
@@ -12,6 +13,7 @@ from phronomy_ray.engine.single_writer import EngineParts, SingleWriter
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentUnloadedError,
+    ApprovalExpiredError,
     InvalidInputError,
     NotFoundError,
     SerializationError,
@@ -20,17 +22,19 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.ids import check_id
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.journal import ApprovalRow, ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.kernel.humans import answered_otherwise, is_same_answer
 from phronomy_ray.kernel.machine import message_of_input
 from phronomy_ray.kernel.state import (
     Cancel,
     Decide,
+    Expire,
     Prepared,
     Resolve,
     Start,
 )
 from phronomy_ray.messages import Message
-from phronomy_ray.results import ResultParts, RunResult, result_of
+from phronomy_ray.results import ApprovalDecision, ResultParts, RunResult, result_of
 from phronomy_ray.tool_results import encode_result
 
 __all__ = ["AgentEngine", "EngineParts"]
@@ -135,43 +139,64 @@ class AgentEngine(SingleWriter):
         return result
 
     async def decide(self, event: Decide) -> RunResult:
-        """Answer an approval request; repeating the same answer is harmless.
+        """Answer an approval request; the result's `decision` is the one in force.
+
+        The first answer counts. The same again is harmless at any time, also after the end of the execution.
 
         Raises:
-            InvalidInputError: the answer is neither True nor False.
-            StateConflictError: it was answered otherwise, or its execution is not the running one.
+            InvalidInputError: the answer is neither True nor False, or the edited arguments do not fit the tool.
+            StateConflictError: it was answered otherwise (says by whom, when and how), or its execution is not running.
+            ApprovalExpiredError: its time was over.
+            DefinitionChangedError: the tool is not the one that was asked about; nothing was changed.
             NotFoundError: no such request.
         """
         if not isinstance(cast("object", event.approved), bool):
             raise InvalidInputError(f"approved must be True or False, not {event.approved!r}")
+        check_id(event.execution_id, "execution_id")
+        check_id(event.approval_request_id, "approval_request_id")
         _check_text(event.decided_by, "decided_by")
         _check_text(event.reason, "reason")
+        if event.edited_arguments is not None:
+            event = replace(event, edited_arguments=_json_object(event.edited_arguments, "edited_arguments"))
         await self.activate()
         await self._know_input_budget()
         try:
             await self._apply(event)
+        except ApprovalExpiredError:
+            await self._apply(Expire())
+            raise
         except (StateConflictError, NotFoundError):
             if not await self._decided_before(event):
                 raise
-        return await self.view(event.execution_id)
+        result = await self.view(event.execution_id)
+        request = await self._stored_request(event)
+        return replace(result, decision=ApprovalDecision.from_row(request) if request is not None else None)
 
     async def _decided_before(self, event: Decide) -> bool:
         """Whether this is the stored answer to a request of an earlier batch, an ended execution or a lost owner."""
-        approvals = await self._store.run(self._store.store.approvals, execution_id=event.execution_id)
-        wanted = event.approval_request_id
-        status = next((item.status for item in approvals if item.approval_request_id == wanted), None)
-        if status is None or status is ApprovalStatus.PENDING:
+        request = await self._stored_request(event)
+        if request is None or request.status is ApprovalStatus.PENDING:
             return False
-        if status is (ApprovalStatus.APPROVED if event.approved else ApprovalStatus.REJECTED):
+        running = self.state.execution
+        assembled = running.tools if running is not None else None
+        if is_same_answer(request, event, (assembled or self.definition.tool_set).tools):
             return True
-        raise StateConflictError(
-            f"approval request {wanted} was already {status.value}", details={"status": status.value}
-        )
+        raise answered_otherwise(request)
+
+    async def _stored_request(self, event: Decide) -> ApprovalRow | None:
+        running = self.state.execution
+        known: Iterable[ApprovalRow] = running.approvals if running is not None else ()
+        wanted = event.approval_request_id
+        found = next((item for item in known if item.approval_request_id == wanted), None)
+        if found is None:
+            stored = await self._store.run(self._store.store.approvals, execution_id=event.execution_id)
+            found = next((item for item in stored if item.approval_request_id == wanted), None)
+        return found if found is not None and found.agent_id == self.agent_id else None
 
     async def resolve(self, event: Resolve) -> RunResult:
         """Say what became of an unknown call; the same word about the same attempt again is harmless.
 
-        Raises as `kernel.tools_step.resolve`.
+        Raises as `kernel.resolution.resolve`.
         """
         _check_text(event.error, "error")
         _check_text(event.decided_by, "decided_by")
@@ -348,3 +373,11 @@ def _check_text(value: object, what: str) -> None:
     """Refuse what no commit could hold before it stops the agent. Raises `InvalidInputError`."""
     if value is not None and not isinstance(value, str):
         raise InvalidInputError(f"{what} must be text, not {type(value).__name__}")
+
+
+def _json_object(value: object, what: str) -> dict[str, Any]:
+    """A plain JSON object given by a caller. Raises `InvalidInputError`."""
+    plain = _as_json(value, what)
+    if not isinstance(plain, dict):
+        raise InvalidInputError(f"{what} must be a mapping, not {type(value).__name__}")
+    return plain

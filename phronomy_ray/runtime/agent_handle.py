@@ -110,18 +110,35 @@ class AgentHandle(WorkerInputRestricted):
         approval_request_id: str,
         *,
         approved: bool = True,
+        edited_arguments: dict[str, Any] | None = None,
         decided_by: str | None = None,
         reason: str | None = None,
     ) -> RunResult:
-        """Answer one approval request, from any driver; wakes the agent. The same answer again is harmless.
+        """Answer one approval request, from any driver; wakes the agent. The first answer counts.
+
+        The execution goes on when every request of the batch is answered. The same answer again is harmless at any time; the
+        result's `decision` is the one in force.
+
+        Args:
+            execution_id: the suspended execution.
+            approval_request_id: the request, see `RunResult.approvals`.
+            approved: the answer.
+            edited_arguments: with an approval: run the call with these arguments instead of the model's.
+            decided_by: who says so.
+            reason: why; the model is told the reason of a rejection.
 
         Raises:
-            StateConflictError: it was answered otherwise, or the execution has ended.
+            InvalidInputError: the answer is no bool, or the edited arguments do not fit the tool's schema (says where).
+            StateConflictError: it was answered otherwise (says by whom and when), or the execution has ended.
+            ApprovalExpiredError: its time was over.
+            DefinitionChangedError: the tool has changed since; nothing was decided.
             NotFoundError: there is no such request.
         """
         if not isinstance(approved, bool):
             raise InvalidInputError(f"approved must be True or False, not {approved!r}")
-        wire = await self.call("approve", execution_id, approval_request_id, approved, decided_by, reason)
+        wire = await self.call(
+            "approve", execution_id, approval_request_id, approved, decided_by, reason, edited_arguments
+        )
         return RunResult.from_wire(wire)
 
     approve = blocking(approve_async)

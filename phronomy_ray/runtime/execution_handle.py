@@ -98,12 +98,18 @@ class ExecutionHandle(WorkerInputRestricted):
         approval_request_id: str,
         *,
         approved: bool = True,
+        edited_arguments: dict[str, Any] | None = None,
         decided_by: str | None = None,
         reason: str | None = None,
     ) -> RunResult:
         """Answer one of its approval requests; see `AgentHandle.approve_async`."""
         return await self.agent.approve_async(
-            self.execution_id, approval_request_id, approved=approved, decided_by=decided_by, reason=reason
+            self.execution_id,
+            approval_request_id,
+            approved=approved,
+            edited_arguments=edited_arguments,
+            decided_by=decided_by,
+            reason=reason,
         )
 
     approve = blocking(approve_async)

@@ -36,6 +36,7 @@ from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
 from phronomy_ray.tools.pool_config import PoolConfig
@@ -106,6 +107,8 @@ class Runtime(WorkerInputRestricted):
             raise
         self.directory = AgentDirectory(self.config.namespace)
         self.bridge = Bridge()
+        #: Standing rules of the store.
+        self.rules = StandingRules(lambda: self.store, lambda: self.bridge)
 
     def __enter__(self) -> Runtime:
         return self
@@ -295,13 +298,18 @@ class Runtime(WorkerInputRestricted):
         approval_request_id: str,
         *,
         approved: bool = True,
+        edited_arguments: dict[str, Any] | None = None,
         decided_by: str | None = None,
         reason: str | None = None,
     ) -> RunResult:
         """Answer an approval request of any agent; see `AgentHandle.approve_async`."""
         handle = await self.execution_async(execution_id)
         return await handle.approve_async(
-            approval_request_id, approved=approved, decided_by=decided_by, reason=reason
+            approval_request_id,
+            approved=approved,
+            edited_arguments=edited_arguments,
+            decided_by=decided_by,
+            reason=reason,
         )
 
     approve = blocking(approve_async)
