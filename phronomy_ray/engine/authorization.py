@@ -27,9 +27,14 @@ from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool import ToolSpec
 from phronomy_ray.definition.tool_set import BoundTool
-from phronomy_ray.errors import BackpressureError, ConfigurationError, ErrorRecord, WaitTimeoutError
+from phronomy_ray.errors import (
+    BackpressureError,
+    ConfigurationError,
+    ErrorRecord,
+    SerializationError,
+    WaitTimeoutError,
+)
 from phronomy_ray.kernel.state import Authorize, Authorized
-from phronomy_ray.tool_calls import ToolContext
 from phronomy_ray.tools.envelope import redacted
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -38,6 +43,8 @@ T = TypeVar("T")
 THREADS = 4
 #: Calls that may wait for one of them.
 QUEUE = 100
+#: A timer may fire this much early.
+_CLOCK_STEP_S = 0.02
 
 
 class CodePool(WorkerInputRestricted):
@@ -69,6 +76,11 @@ class CodePool(WorkerInputRestricted):
             self._threads.append(thread)
             thread.start()
         return future
+
+    @property
+    def waiting(self) -> int:
+        """Work that no thread has taken yet."""
+        return self._queue.qsize()
 
     def close(self) -> None:
         """Let the threads go; what still waits is cancelled."""
@@ -115,18 +127,17 @@ class Authorizer(WorkerInputRestricted):
     async def _one(self, request: ApprovalEvaluationRequest, bound: BoundTool | None) -> CallAuthorization:
         timeout_s = self._definition.authorization_timeout_s
         policy = self._definition.tool_approval_policy
-        limit: asyncio.Timeout | None = None
+        deadline = monotonic() + timeout_s
         try:
             if bound is None:
                 raise ConfigurationError(f"the agent has no tool {request.tool_name!r} any more")
             spec = bound.spec
-            deadline = monotonic() + timeout_s
             future = self._pool.submit(lambda: evaluate(spec, policy, request, deadline))
-            async with asyncio.timeout(timeout_s) as limit:
+            async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(future)
         except Exception as raised:  # noqa: BLE001 - whatever it was, the call does not run and its record says why
             error: Exception = raised
-            if isinstance(raised, TimeoutError) and limit is not None and limit.expired():
+            if isinstance(raised, TimeoutError) and monotonic() >= deadline - _CLOCK_STEP_S:
                 error = WaitTimeoutError(f"user code did not authorise the call within {timeout_s:g} s")
         record = redacted(ErrorRecord.from_exception(error))
         return CallAuthorization(request.tool_call_id, error=record)
@@ -149,15 +160,14 @@ def evaluate(
         anything that the code raises.
     """
     facts = None
-    facts_code = getattr(spec, "approval_facts", None)
-    if facts_code is not None:
-        found = _run(facts_code, deadline, copy.deepcopy(request.arguments), _context(request, deadline))
+    if spec.approval_facts is not None:
+        context = copy.deepcopy(request.invocation_context)
+        found = _run(spec.approval_facts, deadline, copy.deepcopy(request.arguments), context)
         if found is not None and not isinstance(found, Mapping):
             raise ConfigurationError(
                 f"tool {spec.name!r}: approval_facts must give a mapping or None, not {type(found).__name__}"
             )
-        facts = None if found is None else dict(found)
-        facts = None if facts is None else _plain(spec, facts)
+        facts = None if found is None else _plain(spec, dict(found))
     gated, default, source = False, ApprovalVerdict.ALLOW, DecisionSource.TOOL
     if request.rule_id is not None:
         source = DecisionSource.RULE
@@ -194,8 +204,13 @@ def _verdict(answer: object) -> ApprovalVerdict:
 
 
 def _plain(spec: ToolSpec, facts: dict[str, Any]) -> dict[str, Any]:
-    value = to_json_value(facts)
-    assert isinstance(value, dict), spec.name
+    try:
+        value = to_json_value(facts)
+    except SerializationError as error:
+        raise ConfigurationError(
+            f"tool {spec.name!r}: approval_facts must be plain JSON: {error.message}"
+        ) from error
+    assert isinstance(value, dict)
     return value
 
 
@@ -207,18 +222,6 @@ def _own(request: ApprovalEvaluationRequest) -> ApprovalEvaluationRequest:
         arguments=copy.deepcopy(request.arguments),
         invocation_context=copy.deepcopy(request.invocation_context),
         metadata=copy.deepcopy(request.metadata),
-    )
-
-
-def _context(request: ApprovalEvaluationRequest, deadline: float) -> ToolContext:
-    return ToolContext(
-        agent_id=request.agent_id,
-        execution_id=request.execution_id,
-        tool_call_id=request.tool_call_id,
-        idempotency_key=request.tool_call_id,
-        attempt=0,
-        durable_context=copy.deepcopy(request.invocation_context),
-        timeout_s=max(0.0, deadline - monotonic()),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from phronomy_ray.approvals import DecisionSource
+from phronomy_ray.definition.tool import ToolSpec
 from phronomy_ray.events import EventType
 from phronomy_ray.ids import approval_request_id
 from phronomy_ray.journal import (
@@ -24,8 +26,9 @@ from phronomy_ray.kernel.ending import rejected
 from phronomy_ray.kernel.fingerprint import change_since, fingerprint_of
 from phronomy_ray.kernel.state import Step, pending_approvals
 from phronomy_ray.kernel.tool_call import ToolCall
-from phronomy_ray.kernel.tools_step import dispatch, result_event, shown_arguments
+from phronomy_ray.kernel.tools_step import dispatch, result_event, shown_arguments, spec_of
 from phronomy_ray.kernel.transitions import ToolPhase
+from phronomy_ray.redaction import SECRET_FIELD_NAMES, redact_fields
 
 
 def settle_batch(draft: Draft, name: str) -> Step | None:
@@ -75,6 +78,10 @@ def _ask(draft: Draft) -> None:
 
 
 def _request(draft: Draft, row: ToolCallRow) -> ApprovalRow:
+    spec = spec_of(draft, row)
+    note = row.authorization or {}
+    facts = note.get("facts")
+    expires_s = spec.approval_expires_s if spec is not None else None
     return ApprovalRow(
         approval_request_id=approval_request_id(row.tool_call_id),
         execution_id=row.execution_id,
@@ -85,8 +92,18 @@ def _request(draft: Draft, row: ToolCallRow) -> ApprovalRow:
         status=ApprovalStatus.PENDING,
         created_at=draft.env.now,
         batch_id=row.model_call_id,
+        asked_by=note.get("source", DecisionSource.TOOL.value),
+        tool_origin=spec.tool_origin.value if spec is not None else "local",
+        metadata=dict(spec.approval_metadata) if spec is not None else {},
+        facts=None if facts is None else _shown_facts(facts, spec),
+        expires_at=draft.env.now + timedelta(seconds=expires_s) if expires_s is not None else None,
         fingerprint=fingerprint_of(row, draft.tools.tools, draft.env.definition),
     )
+
+
+def _shown_facts(facts: dict[str, Any], spec: ToolSpec | None) -> Any:
+    """Facts as they may be displayed: fields that are hidden among the arguments, or named like secrets, are hidden."""
+    return redact_fields(facts, {*SECRET_FIELD_NAMES, *(spec.redact_params if spec is not None else ())})
 
 
 def request_facts(request: ApprovalRow) -> dict[str, Any]:
@@ -97,6 +114,11 @@ def request_facts(request: ApprovalRow) -> dict[str, Any]:
         "tool_call_id": request.tool_call_id,
         "tool_name": request.tool_name,
         "arguments": request.arguments,
+        "facts": request.facts,
+        "asked_by": request.asked_by,
+        "tool_origin": request.tool_origin,
+        "metadata": request.metadata,
+        "expires_at": request.expires_at.isoformat() if request.expires_at is not None else None,
     }
 
 

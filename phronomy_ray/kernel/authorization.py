@@ -66,7 +66,7 @@ def gate(
     rule = rule_for(rules, spec.name)
     refused = rule is not None and rule.effect is RuleEffect.REFUSE
     default = spec.requires_approval
-    asks_code = callable(default) or (bool(default) and getattr(spec, "approval_facts", None) is not None)
+    asks_code = callable(default) or (bool(default) and spec.approval_facts is not None)
     if not refused and (has_policy or (rule is None and asks_code)):
         return call.move(
             ToolPhase.AUTHORIZING,
@@ -170,8 +170,8 @@ def _request(draft: Draft, call: ToolCall) -> ApprovalEvaluationRequest:
         tool_call_id=row.tool_call_id,
         arguments=row.arguments,
         invocation_context=draft.execution.row.durable_context,
-        origin=getattr(bound.spec, "tool_origin", "local") if bound else "local",
-        metadata=dict(getattr(bound.spec, "approval_metadata", {})) if bound else {},
+        origin=bound.spec.tool_origin.value if bound else "local",
+        metadata=dict(bound.spec.approval_metadata) if bound else {},
         rule_id=rule.get("rule_id"),
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.schema import ArgumentError
-from phronomy_ray.definition.tool import OnSchemaError
+from phronomy_ray.definition.tool import OnSchemaError, ToolSpec
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.ids import tool_call_id
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus
@@ -26,6 +26,7 @@ from phronomy_ray.messages import ToolCallRequest
 
 #: How many tool names an unknown-tool answer lists.
 MAX_NAMES = 30
+CONTRACT_FORMAT = 1
 
 
 def prepare_batch(
@@ -77,6 +78,7 @@ def _prepare(
         requires_approval=bound is not None and bound.spec.requires_approval is True,
         schema_hash=bound.spec.shown_hash if bound else "",
         created_at=now,
+        contract=_contract(bound.spec) if bound else {},
     )
     call = ToolCall(ToolPhase.IDLE, row).move(ToolPhase.VALIDATING)
     if bound is None:
@@ -90,6 +92,16 @@ def _prepare(
         fatal = rule is OnSchemaError.RAISE
         return _refuse(call, "invalid_arguments", str(error), now, recorded=shown, fatal=fatal), None
     return call, arguments
+
+
+def _contract(spec: ToolSpec) -> dict[str, Any]:
+    """What holds for this call whatever the tool becomes while it waits; empty for what all tools have."""
+    contract: dict[str, Any] = {}
+    if spec.version != "1":
+        contract["tool_version"] = spec.version
+    if spec.return_direct:
+        contract["return_direct"] = True
+    return {"v": CONTRACT_FORMAT, **contract} if contract else {}
 
 
 def _refuse(

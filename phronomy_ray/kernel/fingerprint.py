@@ -17,10 +17,12 @@ def fingerprint_of(
     row: ToolCallRow, tools: Mapping[str, BoundTool], definition: AgentDefinition
 ) -> dict[str, Any]:
     """What a human who approves this call now approves; plain JSON."""
+    bound = tools.get(row.tool_name)
     return {
         "v": FORMAT,
         "tool_name": row.tool_name,
-        "registry_key": tools[row.tool_name].registry_key if row.tool_name in tools else "",
+        "tool_version": bound.spec.version if bound is not None else "",
+        "registry_key": bound.registry_key if bound is not None else "",
         "definition_version": definition.definition_version,
         "schema_hash": row.schema_hash,
         "arguments": arguments_hash(row),
@@ -53,6 +55,8 @@ def change_since(
     approved = approval.fingerprint
     if approved.get("definition_version") != definition.definition_version:
         return f"the agent's definition is at another version than {approved.get('definition_version')!r}"
+    if approved.get("tool_version") != bound.spec.version:
+        return f"tool {row.tool_name!r} is at version {bound.spec.version!r}, not {approved.get('tool_version')!r}"
     if approved.get("registry_key", "") != bound.registry_key:
         return f"tool {row.tool_name!r} is another implementation than the one that was approved"
     if approved.get("arguments") != arguments_hash(row):

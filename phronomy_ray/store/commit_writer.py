@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Executable
 
+from phronomy_ray.canonical_json import loads
 from phronomy_ray.commits import Commit, ExecutionUpdate
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -155,7 +156,8 @@ class PreparedCommit:
         if root.epoch != commit.epoch:
             raise OwnershipLostError(
                 f"agent {commit.agent_id!r} is owned by epoch {root.epoch}; this commit came from {commit.epoch}",
-                details=details | {"epoch": root.epoch, "commit_epoch": commit.epoch},
+                details=details
+                | {"epoch": root.epoch, "commit_epoch": commit.epoch, "owner": loads(root.owner)},
             )
         raise ConflictError(
             f"agent {commit.agent_id!r} is at revision {root.agent_revision} and position {root.journal_position}; "

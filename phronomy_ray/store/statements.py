@@ -105,7 +105,11 @@ CLAIM_ROOT = (
 )
 
 GUARDS_OF_ROOT = select(
-    agents.c.epoch, agents.c.agent_revision, agents.c.journal_position, agents.c.last_commit_id
+    agents.c.epoch,
+    agents.c.agent_revision,
+    agents.c.journal_position,
+    agents.c.last_commit_id,
+    agents.c.owner,
 ).where(_is(agents.c.agent_id, "the", "agent_id"))
 
 #: The same with the row locked (on SQLite the transaction itself holds the lock).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -188,6 +189,15 @@ class Lab:
             ]
             if changes:
                 await asyncio.wait(changes, timeout=GUARD_S)
+
+    def open(self) -> Store:
+        """Another handle on the store: what a new process has."""
+        return open_store(self.url)
+
+    def sql(self, text: str) -> None:
+        """Change the database behind everybody's back."""
+        with sqlite3.connect(self.directory / "agents.db") as connection:
+            assert connection.execute(text).rowcount > 0
 
     def close(self) -> None:
         """Let bodies end and close what is open."""

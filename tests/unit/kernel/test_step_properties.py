@@ -17,11 +17,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from phronomy_ray.approvals import (
+    ApprovalVerdict,
+    CallAuthorization,
+    DecisionSource,
+    RuleEffect,
+    StandingRule,
+)
 from phronomy_ray.commits import Commit, Hydration
 from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import (
     AgentBusyError,
+    ApprovalExpiredError,
     ErrorRecord,
     InvalidInputError,
     NotFoundError,
@@ -36,6 +44,7 @@ from phronomy_ray.journal import (
     ExecutionStatus,
     JournalRecord,
     ModelCallRow,
+    Phase,
     RecordKind,
     ToolCallRow,
     ToolCallStatus,
@@ -44,11 +53,14 @@ from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.machine import step
 from phronomy_ray.kernel.state import (
     AgentState,
+    Authorize,
+    Authorized,
     CallModel,
     Cancel,
     Decide,
     DispatchTools,
     Env,
+    Expire,
     Input,
     ModelAnswered,
     ModelFailed,
@@ -98,9 +110,24 @@ def ask(x: int) -> int:
     return x
 
 
+@tool(requires_approval=True, approval_expires_s=20, on_error="suppress")
+def ask_soon(x: int) -> int:
+    return x
+
+
+@tool(requires_approval=lambda request: True, on_error="suppress")
+def maybe(x: int) -> int:
+    return x
+
+
+@tool(requires_approval=True, approval_facts=lambda arguments, context: {}, on_error="raise")
+def ask_with_facts(x: int) -> int:
+    return x
+
+
 class Clerk(Agent):
     model = "none/none"
-    tools = [look, put, pay, pay_or_fail, ask]
+    tools = [look, put, pay, pay_or_fail, ask, ask_soon, maybe, ask_with_facts]
     max_iterations = 4
     definition_id = "clerk"
 
@@ -236,6 +263,8 @@ class Work:
     """What effects have begun and nobody has reported yet."""
 
     prepares: set[str] = field(default_factory=set)
+    #: Batches that user code is asked about.
+    authorizations: dict[str, Authorize] = field(default_factory=dict)
     model_calls: set[str] = field(default_factory=set)
     #: ``(tool_call_id, attempt)`` of running bodies.
     bodies: set[tuple[str, int]] = field(default_factory=set)
@@ -244,10 +273,15 @@ class Work:
 TEXTS = st.sampled_from(["yes", "no", "  ", ""])
 CALLS = st.lists(
     st.tuples(
-        st.sampled_from(["look", "put", "pay", "pay_or_fail", "ask", "nope"]),
+        st.sampled_from(
+            ["look", "put", "pay", "pay_or_fail", "ask", "ask", "ask_soon", "maybe", "ask_with_facts", "nope"]
+        ),
         st.sampled_from(['{"x": 1}', '{"x": 2}', "", '{"x": "1"}', '{"x"', "[1]"]),
     ),
     max_size=4,
+)
+RULES = st.lists(
+    st.tuples(st.sampled_from(list(RuleEffect)), st.sampled_from(["look", "pay", "ask", "maybe"])), max_size=2
 )
 STATUSES = st.sampled_from(
     [
@@ -299,6 +333,8 @@ class KernelMachine(RuleBasedStateMachine):
                     self.work.prepares.add(effect.execution_id)
                 case CallModel():
                     self.call_model(effect)
+                case Authorize():
+                    self.authorize(effect)
                 case DispatchTools():
                     self.dispatch(effect)
                 case Settled():
@@ -315,14 +351,21 @@ class KernelMachine(RuleBasedStateMachine):
         )
         self.work.model_calls.add(effect.request.call_id)
 
+    def authorize(self, effect: Authorize) -> None:
+        assert effect.requests
+        for request in effect.requests:
+            stored = self.store.tool_calls[request.tool_call_id]
+            assert stored.status is ToolCallStatus.AUTHORIZING
+            assert stored.arguments == request.arguments
+        self.work.authorizations[effect.model_call_id] = effect
+
     def dispatch(self, effect: DispatchTools) -> None:
         row = self.store.open_execution()
         assert row is not None
         assert row.status is ExecutionStatus.ACTIVE
         batch = self.state.execution.batch if self.state.execution else ()
-        assert not any(call.phase is ToolPhase.AWAITING_APPROVAL for call in batch), (
-            "dispatched beside an open question"
-        )
+        unsettled = (ToolPhase.AUTHORIZING, ToolPhase.AWAITING_APPROVAL)
+        assert not any(call.phase in unsettled for call in batch), "dispatched beside an open question"
         for invocation in effect.invocations:
             key = (invocation.tool_call_id, invocation.attempt)
             stored = self.store.tool_calls[invocation.tool_call_id]
@@ -336,9 +379,15 @@ class KernelMachine(RuleBasedStateMachine):
                 assert self.dispatches[invocation.tool_call_id] <= allowed, (
                     "a never tool ran twice without a word"
                 )
-            if stored.requires_approval:
-                answers = [a for a in self.store.approvals.values() if a.tool_call_id == stored.tool_call_id]
+            assert invocation.arguments == stored.arguments
+            answers = [a for a in self.store.approvals.values() if a.tool_call_id == stored.tool_call_id]
+            verdict = (stored.authorization or {}).get("verdict")
+            if answers:
                 assert [a.status for a in answers] == [ApprovalStatus.APPROVED]
+            elif stored.requires_approval:
+                assert verdict == "allow", "a gated call ran that nobody has approved"
+            else:
+                assert verdict in (None, "allow")
             self.work.bodies.add(key)
 
     # --- events ------------------------------------------------------------------------------------------------
@@ -373,23 +422,83 @@ class KernelMachine(RuleBasedStateMachine):
     @rule(
         text=TEXTS,
         wanted=CALLS,
+        ruled=RULES,
         finish=st.sampled_from(
             [FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTENT_FILTER]
         ),
         data=st.data(),
     )
     def model_answers(
-        self, text: str, wanted: list[tuple[str, str]], finish: FinishReason, data: st.DataObject
+        self,
+        text: str,
+        wanted: list[tuple[str, str]],
+        ruled: list[tuple[RuleEffect, str]],
+        finish: FinishReason,
+        data: st.DataObject,
     ) -> None:
         call_id = data.draw(st.sampled_from(sorted(self.work.model_calls)))
         self.work.model_calls.discard(call_id)
         # the provider uses the same ids in every answer
         requests = tuple(ToolCallRequest(f"call_{i}", name, raw) for i, (name, raw) in enumerate(wanted))
-        self.feed(
-            ModelAnswered(
-                call_id, ModelAnswer(Message.assistant(text or None, requests), finish, Usage(1, 1))
-            )
+        rules = tuple(
+            StandingRule(f"ru{i}", effect, name, "ann", self.now) for i, (effect, name) in enumerate(ruled)
         )
+        answer = ModelAnswer(Message.assistant(text or None, requests), finish, Usage(1, 1))
+        self.feed(ModelAnswered(call_id, answer, rules))
+        refused = {name for effect, name in ruled if effect is RuleEffect.REFUSE}
+        for row in self.store.tool_calls.values():
+            if row.model_call_id == call_id and row.tool_name in refused:
+                assert row.status in (ToolCallStatus.REJECTED, ToolCallStatus.FAILED), "refused or malformed"
+
+    @precondition(lambda self: self.work.authorizations)
+    @rule(data=st.data())
+    def user_code_answers(self, data: st.DataObject) -> None:
+        """Each call gets a verdict, an error or no answer at all; some answers are about no call."""
+        call_id = data.draw(st.sampled_from(sorted(self.work.authorizations)))
+        effect = self.work.authorizations.pop(call_id)
+        verdicts = [CallAuthorization("tc_stranger", ApprovalVerdict.ALLOW)]
+        for request in effect.requests:
+            verdict = data.draw(st.sampled_from([*ApprovalVerdict, "error", "silence"]))
+            if verdict == "error":
+                error = ErrorRecord("ValueError", "remote_error", "the policy is broken")
+                verdicts.append(CallAuthorization(request.tool_call_id, error=error))
+            elif isinstance(verdict, ApprovalVerdict):
+                gated = data.draw(st.booleans())
+                verdicts.append(
+                    CallAuthorization(request.tool_call_id, verdict, DecisionSource.POLICY, gated, {"n": 1})
+                )
+        event = Authorized(effect.execution_id, call_id, tuple(verdicts))
+        assert self.feed(event)
+        assert not self.feed(event), "the second answer is consumed"
+        for request in effect.requests:
+            given = [item for item in verdicts if item.tool_call_id == request.tool_call_id]
+            if not given or given[0].verdict is None:
+                row = self.store.tool_calls[request.tool_call_id]
+                assert row.status is ToolCallStatus.FAILED
+                assert row.attempt == 0
+                assert (row.error or {})["code"] == "authorization_failed"
+
+    @rule()
+    def foreign_user_code_answers(self) -> None:
+        row = self.store.open_execution()
+        for execution_id in ("ex0", row.execution_id if row is not None else "ex0"):
+            assert not self.feed(Authorized(execution_id, "ex0:m1", ()))
+
+    @rule(seconds=st.integers(0, 30))
+    def time_passes(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+        execution = self.state.execution
+        after = self.now + timedelta(seconds=1)  # a step moves the clock
+        due = [
+            item.approval_request_id
+            for item in (execution.approvals if execution is not None else ())
+            if item.status is ApprovalStatus.PENDING
+            and item.expires_at is not None
+            and item.expires_at <= after
+        ]
+        assert self.feed(Expire()) is bool(due)
+        for request in due:
+            assert self.store.approvals[request].status is ApprovalStatus.EXPIRED
 
     @precondition(lambda self: self.work.model_calls)
     @rule(data=st.data())
@@ -441,11 +550,12 @@ class KernelMachine(RuleBasedStateMachine):
         assert not self.feed(ToolOutcomes((self.outcome(key, data.draw(STATUSES)),)))
 
     @precondition(lambda self: self.store.approvals)
-    @rule(approved=st.booleans(), data=st.data())
-    def decide(self, approved: bool, data: st.DataObject) -> None:
+    @rule(approved=st.booleans(), edited=st.sampled_from([None, None, {"x": 9}, {"x": 8}]), data=st.data())
+    def decide(self, approved: bool, edited: dict[str, Any] | None, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(sorted(self.store.approvals)))
         before = self.store.approvals[request]
-        event = Decide(before.execution_id, request, approved, "bob")
+        edited = edited if approved else None
+        event = Decide(before.execution_id, request, approved, "bob", edited_arguments=edited)
         open_ = self.state.execution is not None and any(
             item.approval_request_id == request for item in self.state.execution.approvals
         )
@@ -454,11 +564,26 @@ class KernelMachine(RuleBasedStateMachine):
                 self.feed(event)
             return
         wanted = ApprovalStatus.APPROVED if approved else ApprovalStatus.REJECTED
-        if before.status in (ApprovalStatus.PENDING, wanted):
-            assert self.feed(event) is (before.status is ApprovalStatus.PENDING)
-        else:
-            with pytest.raises(StateConflictError):
+        expires = before.expires_at
+        is_due = expires is not None and expires <= self.now + timedelta(seconds=1)
+        if before.status is ApprovalStatus.PENDING and is_due:
+            with pytest.raises(ApprovalExpiredError):
                 self.feed(event)
+            return
+        if before.status is ApprovalStatus.PENDING:
+            with pytest.raises(InvalidInputError):
+                self.feed(replace(event, approved=True, edited_arguments={"x": "no", "y": 1}))
+            with pytest.raises(InvalidInputError):
+                self.feed(replace(event, approved=False, edited_arguments={"x": 1}))
+            assert self.feed(event)
+            if edited is not None:
+                assert self.store.tool_calls[before.tool_call_id].arguments == edited
+        elif (before.status, before.edited_arguments) == (wanted, edited):
+            assert not self.feed(event), "the same answer changes nothing"
+        else:
+            with pytest.raises(StateConflictError) as caught:
+                self.feed(event)
+            assert caught.value.details["decided_by"] == before.decided_by
 
     @precondition(lambda self: self.unresolved())
     @rule(outcome=st.sampled_from(["succeeded", "failed", "not_performed", "maybe"]), data=st.data())
@@ -556,6 +681,10 @@ class KernelMachine(RuleBasedStateMachine):
         if row.status is ExecutionStatus.SUSPENDED:
             waiting = [a for a in execution.approvals if a.status is ApprovalStatus.PENDING]
             assert waiting or self.unresolved()
+        elif row.phase is Phase.AUTHORIZING:
+            (model_call,) = {call.row.model_call_id for call in execution.batch}
+            assert model_call in self.work.authorizations
+            assert not live
         elif row.status is ExecutionStatus.PREPARING:
             assert row.execution_id in self.work.prepares
         elif execution.model_call is not None:
