@@ -17,9 +17,12 @@ from enum import StrEnum
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from phronomy_ray.definition.tool import OnError, Replay, is_number, is_whole
+from phronomy_ray.definition.tool import OnError, Replay, Tool, is_number, is_whole
+from phronomy_ray.definition.tool_source import ToolSource
 from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.mcp import access
 from phronomy_ray.mcp.endpoint import McpEndpoint
+from phronomy_ray.mcp.listing import Listing, RemoteTool
 from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS
 
 MAX_NAME_CHARS = 64
@@ -33,8 +36,8 @@ class Approval(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McpServer:
-    """Declaration of one server.
+class McpServer(ToolSource):
+    """Declaration of one server; put it into an agent's ``tools``.
 
     Raises:
         ConfigurationError: a wrong field; names the server and the field, never a secret value.
@@ -60,8 +63,12 @@ class McpServer:
     connect_timeout_s: float = 30.0
     #: Text before every tool name, once; ``None`` leaves the names as they are.
     prefix: str | None = None
-    #: Names of the server's tools that are offered; ``None`` for all.
+    #: The server's own names of the tools that are offered; ``None`` for all.
     only: Iterable[str] | None = None
+    #: The server's own names of tools that are not.
+    without: Iterable[str] = ()
+    #: Whether a turn goes on without its tools when the server cannot be asked for them; otherwise the execution fails.
+    optional: bool = False
     #: What may be done with a call whose outcome a crash of ours left unknown.
     replay: str = Replay.NEVER
     #: What a failed call does; by default the model is told.
@@ -78,6 +85,45 @@ class McpServer:
 
     def __hash__(self) -> int:
         return hash((self.name, self.url, self.command))
+
+    # --- as a source of tools ---
+
+    @property
+    def source_name(self) -> str:
+        """See `ToolSource`."""
+        return self.name
+
+    @property
+    def is_optional(self) -> bool:
+        """See `ToolSource`."""
+        return self.optional
+
+    async def fetch(self) -> str:
+        """The server's tools as text, without those that this declaration leaves out.
+
+        Raises:
+            ToolError: see `phronomy_ray.mcp.failures`.
+            ConfigurationError: `only` names a tool that the server does not have.
+        """
+        listing = await access.current().list_tools(self.endpoint, timeout_s=self.connect_timeout_s)
+        return Listing(tuple(tool for tool in listing.tools if self._offers(tool, listing))).text
+
+    def _offers(self, tool: RemoteTool, listing: Listing) -> bool:
+        if self.only is not None:
+            unknown = sorted(set(self.only) - {item.name for item in listing.tools})
+            if unknown:
+                raise ConfigurationError(
+                    f"MCP server {self.name!r} has no tool {unknown[0]!r}, which only= names"
+                )
+        return tool.name not in self.without and (self.only is None or tool.name in self.only)
+
+    def tools_from(self, text: str) -> tuple[Tool, ...]:
+        """See `ToolSource`."""
+        from phronomy_ray.mcp.tool import tools_of_text  # which needs this class
+
+        return tools_of_text(self, text)
+
+    # --- what others see of it ---
 
     @property
     def endpoint(self) -> McpEndpoint:
@@ -151,11 +197,15 @@ def _check(server: McpServer) -> None:
     prefix = cast("object", server.prefix)
     if prefix is not None and not (isinstance(prefix, str) and prefix and _is_plain(prefix)):
         raise wrong("prefix", f"letters, digits, '_', '-' or '.', not {prefix!r}")
-    only = cast("object", server.only)
-    if only is not None:
-        if isinstance(only, str) or not isinstance(only, Iterable):
-            raise wrong("only", "a list of tool names")
-        object.__setattr__(server, "only", frozenset(only))
+    for field_name in ("only", "without"):
+        names: object = getattr(server, field_name)
+        if names is None and field_name == "only":
+            continue
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise wrong(field_name, "a list of tool names")
+        object.__setattr__(server, field_name, frozenset(names))
+    if not isinstance(cast("object", server.optional), bool):
+        raise wrong("optional", f"True or False, not {server.optional!r}")
     for field_name, kind in (("replay", Replay), ("on_error", OnError)):
         if getattr(server, field_name) not in list(kind):
             allowed = ", ".join(repr(item.value) for item in kind)

@@ -30,6 +30,8 @@ _LOG = logging.getLogger("phronomy_ray.mcp")
 PROBE_TIMEOUT_S = 5.0
 #: Calls given up on one connection after which it is replaced, healthy or not: over HTTP each may still hold a request open.
 MAX_GIVEN_UP = 32
+#: How long a listing is given out, in seconds: not every server says when its tools change.
+MAX_LISTING_AGE_S = 300.0
 
 
 class _Line:
@@ -39,6 +41,7 @@ class _Line:
         self.connection = connection
         #: The tools as of now; ``None`` until they have been listed, and again after the server said that they changed.
         self.listing: Listing | None = None
+        self.listed_at = time.monotonic()
         self.listing_task: asyncio.Task[Listing] | None = None
         self.probe: asyncio.Task[None] | None = None
         self.given_up = 0
@@ -77,7 +80,7 @@ class McpSession(WorkerInputRestricted):
         """
         deadline = time.monotonic() + timeout_s
         line = await self._usable(deadline, timeout_s)
-        if refresh:
+        if refresh or time.monotonic() - line.listed_at > MAX_LISTING_AGE_S:
             line.listing = None
         return await self._listing(line, deadline, timeout_s)
 
@@ -220,7 +223,7 @@ class McpSession(WorkerInputRestricted):
         started = time.monotonic()
         try:
             listing = await line.connection.list_tools(timeout_s=self.endpoint.connect_timeout_s)
-            line.listing = listing
+            line.listing, line.listed_at = listing, time.monotonic()
             return listing
         except ToolError as error:
             if isinstance(error, ToolTimeoutError):

@@ -33,6 +33,7 @@ _LOG = logging.getLogger("phronomy_ray.mcp")
 #: How much of a server's error output is kept for error texts, in bytes.
 MAX_TAIL_BYTES = 2_000
 _GONE_STATUS = 404
+_WIRE_LOGGERS = ("mcp", "client", "httpx2", "httpcore2")
 _FIRST_ERROR_STATUS = 400
 
 
@@ -123,7 +124,8 @@ class HeardStream:
 
 
 def need_sdk() -> None:
-    """Say clearly that the extra is missing.
+    """Load the ``mcp`` package, and keep the loggers quiet that write addresses and messages with the secrets in them; one
+    that has a level of its own keeps it.
 
     Raises:
         ConfigurationError: the ``mcp`` package is not installed here.
@@ -134,6 +136,10 @@ def need_sdk() -> None:
         raise ConfigurationError(
             "tools of MCP servers need the `mcp` package where the servers are reached: install phronomy-ray[mcp]"
         ) from error
+    for name in _WIRE_LOGGERS:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
 
 
 def open_streams(
