@@ -180,6 +180,12 @@ class CancellationError(PhronomyError):
     default_code = "cancelled"
 
 
+class TurnTimeoutError(CancellationError, TimeoutError):
+    """The turn did not end within its time and was cancelled."""
+
+    default_code = "turn_timeout"
+
+
 class WaitTimeoutError(PhronomyError, TimeoutError):
     """The wait ended before the awaited thing did; what was waited for goes on."""
 

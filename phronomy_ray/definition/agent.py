@@ -69,6 +69,7 @@ class AgentDefinition:
     tool_approval_policy: Callable[[Any], Any] | None
     authorization_timeout_s: float
     tool_timeout_s: float | None
+    turn_timeout_s: float | None
     max_parallel_tools: int | None
     capabilities: tuple[str, ...]
     tools_allow: tuple[str, ...] | None
@@ -136,6 +137,8 @@ class Agent:
     quiescence_timeout_s: ClassVar[float] = 5.0
     #: Limit of one attempt of each of its tools, in seconds; ``None`` for the tools' own limits.
     tool_timeout_s: ClassVar[float | None] = None
+    #: How long one stretch of a turn may take, from its start or a human's answer, in seconds; ``None`` for no limit.
+    turn_timeout_s: ClassVar[float | None] = None
     #: How many of its calls may be under way at once; ``None`` for all of a batch.
     max_parallel_tools: ClassVar[int | None] = None
     #: Capabilities that it has, by name: each becomes a tool of that name. None unless listed.
@@ -272,9 +275,15 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         optional = value is None and field != "max_iterations"
         if not optional and not (is_whole(value) and value > 0):
             raise wrong(field, value, "a positive whole number")
-    for field in ("model_timeout_s", "quiescence_timeout_s", "authorization_timeout_s", "tool_timeout_s"):
+    for field in (
+        "model_timeout_s",
+        "quiescence_timeout_s",
+        "authorization_timeout_s",
+        "tool_timeout_s",
+        "turn_timeout_s",
+    ):
         value = getattr(cls, field)
-        if value is None and field == "tool_timeout_s":
+        if value is None and field in ("tool_timeout_s", "turn_timeout_s"):
             continue
         if not (is_number(value) and value > 0):
             raise wrong(field, value, "a positive number of seconds")
@@ -319,6 +328,7 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         authorization_timeout_s=cls.authorization_timeout_s,
         sources=_sources_of(cls),
         tool_timeout_s=cls.tool_timeout_s,
+        turn_timeout_s=cls.turn_timeout_s,
         max_parallel_tools=cls.max_parallel_tools,
         **_assembly_fields(cls),
     )

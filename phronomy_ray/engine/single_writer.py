@@ -25,6 +25,7 @@ from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
 from phronomy_ray.engine.reading import check_definition, messages_of
 from phronomy_ray.engine.store_client import StoreClient
+from phronomy_ray.engine.turn_clock import TurnClock
 from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.engine.work import EngineWork, WorkHooks
 from phronomy_ray.errors import (
@@ -42,9 +43,11 @@ from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import Conversation
+from phronomy_ray.kernel.ending import TURN_TIMEOUT
 from phronomy_ray.kernel.machine import step
 from phronomy_ray.kernel.state import (
     AgentState,
+    Cancel,
     Effect,
     Env,
     Execution,
@@ -134,6 +137,9 @@ class SingleWriter(WorkerInputRestricted):
                 execution=lambda: self._state.execution if self._state is not None else None,
                 rules=self._rules,
             ),
+        )
+        self._turn_clock = TurnClock(
+            definition.turn_timeout_s, lambda id_: self._spawn(self._guard(self._end_turn(id_)))
         )
         self._alarm = ExpiryAlarm(parts.clock, lambda: self._spawn(self._guard(self._expire())))
         self._results: OrderedDict[str, RunResult] = OrderedDict()
@@ -326,6 +332,7 @@ class SingleWriter(WorkerInputRestricted):
             self._halt(error)
             raise
         self._alarm.arm(self.state.execution)
+        self._turn_clock.follow(self.state.execution)
         self.hub.wake()
 
     async def _expire(self) -> None:
@@ -333,6 +340,17 @@ class SingleWriter(WorkerInputRestricted):
         if self._halted is None and not self._sealed:
             await self._know_input_budget()
             await self._feed(Expire())
+
+    async def _end_turn(self, execution_id: str) -> None:
+        """The turn's time is over."""
+        running = self._state.execution if self._state is not None else None
+        if self._halted is not None or running is None or running.row.execution_id != execution_id:
+            return
+        self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
+        try:
+            await self._apply(Cancel(execution_id, TURN_TIMEOUT))
+        except StateConflictError:
+            pass  # it ended meanwhile
 
     async def _rules(self) -> tuple[StandingRule, ...]:
         found = await self._store.run(
@@ -353,6 +371,7 @@ class SingleWriter(WorkerInputRestricted):
         reason = redact_text(str(self._halted))
         _LOG.warning("agent %s stopped: %s (%s)", self.agent_id, reason, self._halted.code)
         self._work.abandon()
+        self._turn_clock.stop()
         self._alarm.cancel()
         self.hub.wake()
         if isinstance(error, OwnershipLostError):

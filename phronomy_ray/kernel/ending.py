@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from phronomy_ray.errors import CancellationError, ErrorRecord
+from phronomy_ray.errors import CancellationError, ErrorRecord, TurnTimeoutError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.state import Step
+
+#: Reason of a cancellation by the turn's own time limit.
+TURN_TIMEOUT = TurnTimeoutError.default_code
 
 
 def completed(draft: Draft, output: str, name: str) -> Step:
@@ -53,8 +56,9 @@ def cancelled(draft: Draft, name: str) -> Step:
     tools_step.close_open_calls(draft)
     draft.record(RecordKind.EXECUTION_CANCELLED, Channel.AUDIT, {"reason": reason})
     draft.event(EventType.CANCELLED, {"reason": reason})
+    kind = TurnTimeoutError if reason == TURN_TIMEOUT else CancellationError
     error = ErrorRecord.from_exception(
-        CancellationError(
+        kind(
             f"execution {row.execution_id} was cancelled" + ("" if reason == "cancelled" else f": {reason}"),
             details={"reason": reason},
         )
