@@ -563,7 +563,7 @@ def test_a_newer_binding_is_not_read() -> None:
         Binding.from_wire({"v": 99, "tools": []})
 
 
-def test_an_alias_changes_the_name_and_nothing_else(bench: Any, turn: Turn) -> None:
+def test_TA47_an_alias_changes_the_name_and_nothing_else(bench: Any, turn: Turn) -> None:
     @tool(name="google", description="Ask the web.", replay="idempotent", requires_approval=True, timeout_s=3)
     async def google(query: str, limit: int = 5) -> str:
         return query * limit
