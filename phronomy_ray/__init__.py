@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from phronomy_ray.assembly.registry import ToolRegistry
     from phronomy_ray.assembly.sources import AssemblySources
     from phronomy_ray.definition.agent import Agent
+    from phronomy_ray.definition.filters import Filter, FilterContext, FilterSite, block
+    from phronomy_ray.definition.hooks import LLMInputBuildContext, LLMInputPatch
+    from phronomy_ray.definition.options import InstanceOptions
     from phronomy_ray.definition.tool import (
         ExecutionMode,
         OnError,
@@ -52,6 +55,12 @@ _HOMES = {
     "ExecutionHandle": "runtime.execution_handle",
     "ExecutionMode": "definition.tool",
     "ExecutionStatus": "journal",
+    "Filter": "definition.filters",
+    "FilterContext": "definition.filters",
+    "FilterSite": "definition.filters",
+    "InstanceOptions": "definition.options",
+    "LLMInputBuildContext": "definition.hooks",
+    "LLMInputPatch": "definition.hooks",
     "Message": "messages",
     "OnError": "definition.tool",
     "OnSchemaError": "definition.tool",
@@ -69,6 +78,7 @@ _HOMES = {
     "ToolTrace": "runtime.traces",
     "UnresolvedCall": "results",
     "Usage": "messages",
+    "block": "definition.filters",
     "tool": "definition.tool",
 }
 
@@ -86,6 +96,12 @@ __all__ = [
     "ExecutionHandle",
     "ExecutionMode",
     "ExecutionStatus",
+    "Filter",
+    "FilterContext",
+    "FilterSite",
+    "InstanceOptions",
+    "LLMInputBuildContext",
+    "LLMInputPatch",
     "Message",
     "OnError",
     "OnSchemaError",
@@ -103,6 +119,7 @@ __all__ = [
     "ToolTrace",
     "UnresolvedCall",
     "Usage",
+    "block",
     "tool",
 ]
 

@@ -323,6 +323,24 @@ class FilterBlockError(PhronomyError):
     default_code = "filter_blocked"
 
 
+class FilterError(PhronomyError):
+    """A filter failed, which is not the same as blocking."""
+
+    default_code = "filter_failed"
+
+
+class HookError(PhronomyError):
+    """A before_llm_input hook failed."""
+
+    default_code = "hook_failed"
+
+
+class RepeatedToolCallError(PhronomyError):
+    """The model repeated the same tool calls after it had been warned; what was done is kept."""
+
+    default_code = "repeated_tool_call"
+
+
 # --- storage ---------------------------------------------------------------------------------------------------
 
 

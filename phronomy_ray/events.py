@@ -24,6 +24,8 @@ class EventType(StrEnum):
     TOOL_CALL = "tool_call"
     TOOL_RESULT = "tool_result"
     AUTHORIZATION_DECIDED = "authorization_decided"
+    #: The same calls ran several times in a row, and the model was warned.
+    TOOL_REPEATED = "tool_repeated"
     APPROVAL_REQUIRED = "approval_required"
     APPROVAL_DECIDED = "approval_decided"
     RESOLUTION_REQUIRED = "resolution_required"

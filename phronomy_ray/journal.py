@@ -79,12 +79,16 @@ class Phase(StrEnum):
     """Durable point that a non-terminal execution has reached; a terminal one has phase ``ended``."""
 
     PREPARING = "preparing"
+    #: Hooks look at the next model call.
+    BUILDING_INPUT = "building_input"
     CALLING_MODEL = "calling_model"
     #: A batch is committed and user code says which of its calls may run; nothing of it has.
     AUTHORIZING = "authorizing"
     DISPATCHING_TOOLS = "dispatching_tools"
     APPROVAL = "approval"
     RECOVERY_TOOLS = "recovery_tools"
+    #: Filters look at the output.
+    FILTERING_OUTPUT = "filtering_output"
     ENDED = "ended"
 
 
@@ -114,6 +118,21 @@ class ToolCallStatus(StrEnum):
     def is_settled(self) -> bool:
         """Whether the call has an outcome that the model may see (`UNKNOWN` has none until it is resolved)."""
         return self in SETTLED_TOOL_STATUSES
+
+
+class ResultStatus(StrEnum):
+    """What a result is, for code: in the metadata of its journal record and in its event, apart from the model's text."""
+
+    OK = "ok"
+    ERROR = "error"
+    #: A human, a policy or a rule refused the call.
+    DENIED = "denied"
+    TIMEOUT = "timeout"
+    #: Stopped, or never started because the turn ended.
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    #: It succeeded, and the model is shown a part of it.
+    TRUNCATED = "truncated"
 
 
 SETTLED_TOOL_STATUSES = frozenset(

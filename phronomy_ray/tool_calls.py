@@ -41,6 +41,16 @@ class ToolContext:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolSettings:
+    """What the runtime and the agent's instance set for every call; one object for all calls of a batch."""
+
+    #: How much of a result the model is shown, in characters, for tools that set no limit of their own.
+    max_result_chars: int | None = None
+    #: Result filters of the agent's instance; they follow those of the tool and of the agent's class.
+    result_filters: tuple[Callable[..., Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ToolInvocation:
     """One dispatch of one tool call."""
 
@@ -56,6 +66,8 @@ class ToolInvocation:
     durable_context: dict[str, Any] | None = None
     #: Run it apart from others: its last attempt ended with the death of the worker that it shared.
     alone: bool = False
+    #: What is set beside the definition; ``None`` for nothing.
+    settings: ToolSettings | None = None
     #: Ownership epoch of the agent; a dispatch of an owner that has been replaced must not start any more.
     epoch: int = 0
     #: Key in the tool registry, by which a worker gets the same tool (`tools.resolve`); empty for the class's own one.
@@ -96,6 +108,8 @@ class ToolOutcome:
     pid: int = 0
     started_at: str = ""
     ended_at: str = ""
+    #: Whether `model_text` is a part of the whole result.
+    truncated: bool = False
 
     @property
     def key(self) -> CallKey:

@@ -50,6 +50,8 @@ class EncodedResult:
 
     json: JSONValue
     text: str
+    #: Whether `text` is a part of the whole.
+    is_cut: bool = False
 
 
 def encode_result(value: Any, *, shown_chars: int = DEFAULT_SHOWN_CHARS) -> EncodedResult:
@@ -60,7 +62,7 @@ def encode_result(value: Any, *, shown_chars: int = DEFAULT_SHOWN_CHARS) -> Enco
     """
     try:
         json_value = to_json_value(_plain(value, 0))
-        text = json_value if isinstance(json_value, str) else dumps_plain(json_value)
+        text = result_text(json_value)
     except SerializationError as error:
         raise ToolError(
             f"the tool's result cannot be kept: {error.message}", code="unsupported_result"
@@ -70,17 +72,37 @@ def encode_result(value: Any, *, shown_chars: int = DEFAULT_SHOWN_CHARS) -> Enco
             f"the tool's result has {len(text)} characters; at most {MAX_RESULT_CHARS} can be kept",
             code="result_too_large",
         )
-    return EncodedResult(json_value, cut_text(text, shown_chars))
+    return EncodedResult(json_value, cut_text(text, shown_chars), len(text) > shown_chars)
+
+
+def result_text(value: JSONValue) -> str:
+    """The whole text of a kept result: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else dumps_plain(value)
 
 
 def cut_text(text: str, limit: int) -> str:
     """`text`, or its head and tail around a marker that says how much was left out and the hash of the whole."""
     if len(text) <= limit:
         return text
-    marker = f"\n[... {len(text) - limit} of {len(text)} characters left out; full result {content_hash(text)} ...]\n"
-    head = (limit * 3) // 4
-    tail = limit - head
-    return text[:head] + marker + (text[-tail:] if tail else "")
+    return _cut(text, limit, content_hash(text))
+
+
+def cut_within(text: str, limit: int) -> str:
+    """As `cut_text`, the marker included in `limit` where that leaves room for it."""
+    if len(text) <= limit:
+        return text
+    digest = content_hash(text)
+    return _cut(text, max(0, limit - len(_marker(text, len(text), digest))), digest)
+
+
+def _cut(text: str, kept: int, digest: str) -> str:
+    head = (kept * 3) // 4
+    tail = kept - head
+    return text[:head] + _marker(text, len(text) - kept, digest) + (text[-tail:] if tail else "")
+
+
+def _marker(text: str, left_out: int, digest: str) -> str:
+    return f"\n[... {left_out} of {len(text)} characters left out; full result {digest} ...]\n"
 
 
 def _plain(value: Any, depth: int) -> Any:

@@ -92,6 +92,8 @@ class AgentActor:
                     on_ownership_lost=self._exit,
                     fault_directory=wiring.fault_directory,
                     registry=wiring.definition.registry,
+                    options=wiring.options,
+                    defaults=wiring.defaults,
                 ),
             )
         return self._engine_made

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
 from phronomy_ray.definition.source import DefinitionSource
 from phronomy_ray.tools.pool_config import PoolConfig
 
@@ -38,6 +39,10 @@ class AgentWiring:
     pools: Mapping[str, PoolConfig] = field(default_factory=dict)
     #: Custom Ray resources that the actor asks for; its child agents ask for the same.
     resources: Mapping[str, float] = field(default_factory=dict)
+    #: What is set for this agent beside its definition; by value.
+    options: InstanceOptions = field(default_factory=InstanceOptions)
+    #: What the runtime sets for all its agents; by value.
+    defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
 
 
 @dataclass(frozen=True, slots=True)

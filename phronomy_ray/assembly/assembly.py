@@ -113,7 +113,8 @@ class ToolAssembly:
             return AssemblyFailed(error, tuple(events))
         pinned = tuple((offer.source.source_name, offer.hash) for offer in offers)
         binding = Binding(tuple(choice for choice, _ in chosen.values()), pinned)
-        tools = ToolSet.of({name: bound for name, (_, bound) in chosen.items()})
+        filters = self._definition.result_filters
+        tools = ToolSet.of({name: bound.filtered_by(filters) for name, (_, bound) in chosen.items()})
         return Assembled(tools, binding, tuple(events), tuple(offer.text for offer in offers))
 
     def rebind(self, binding: Binding, contents: Mapping[str, str] | None = None) -> Rebound:
@@ -144,7 +145,7 @@ class ToolAssembly:
             if bound is None:
                 missing.append((choice.name, f"{choice} is not there any more"))
             else:
-                tools[choice.name] = bound
+                tools[choice.name] = bound.filtered_by(self._definition.result_filters)
         return Rebound(ToolSet.of(tools), tuple(missing))
 
     def _offered_then(

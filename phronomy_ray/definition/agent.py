@@ -26,6 +26,7 @@ from phronomy_ray.definition.agent_tool import (
     DEFAULT_MAX_DEPTH,
     agent_tool,
 )
+from phronomy_ray.definition.filters import callables_of, inherited
 from phronomy_ray.definition.importing import import_object
 from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
@@ -39,6 +40,8 @@ from phronomy_ray.errors import (
 __all__ = ["Agent", "AgentDefinition", "BoundTool", "class_path_of", "import_agent"]
 
 DEFAULT_MAX_ITERATIONS = 10
+DEFAULT_TOOL_REPEATS = 3
+DEFAULT_HOOK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,15 @@ class AgentDefinition:
     tool_sources: str | Callable[[], Any]
     #: What offers more tools at run time.
     sources: tuple[ToolSource, ...] = ()
+    max_tool_repeats: int = DEFAULT_TOOL_REPEATS
+    deduplicate_tool_calls: bool = False
+    max_batch_result_chars: int | None = None
+    #: Those of the class and its bases; of the instance and the runtime there may be more.
+    input_filters: tuple[Callable[..., Any], ...] = ()
+    output_filters: tuple[Callable[..., Any], ...] = ()
+    result_filters: tuple[Callable[..., Any], ...] = ()
+    before_llm_input: tuple[Callable[..., Any], ...] = ()
+    hook_timeout_s: float = DEFAULT_HOOK_TIMEOUT_S
 
     @property
     def wants_registries(self) -> bool:
@@ -155,6 +167,22 @@ class Agent:
     tool_approval_policy: ClassVar[Any] = None
     #: How long user code may take to authorise one call, waiting for a thread included, in seconds.
     authorization_timeout_s: ClassVar[float] = 5.0
+    #: How often in a row the same calls may run; then the model is warned, and asking once more ends the execution with
+    #: `RepeatedToolCallError`. 0 or 1 for no limit: an agent that polls on purpose.
+    max_tool_repeats: ClassVar[int] = DEFAULT_TOOL_REPEATS
+    #: Run equal calls of one batch once and give each id the one outcome; by default each runs.
+    deduplicate_tool_calls: ClassVar[bool] = False
+    #: How much of the results of one batch the model is shown together, in characters, shared out fairly; ``None`` for no
+    #: limit beside those of the tools.
+    max_batch_result_chars: ClassVar[int | None] = None
+    #: Filters of the raw input, the final output and what tools return; those of base classes come first and stay.
+    input_filters: ClassVar[Sequence[Any]] = ()
+    output_filters: ClassVar[Sequence[Any]] = ()
+    result_filters: ClassVar[Sequence[Any]] = ()
+    #: Hooks that look at each model call before it is made; those of base classes come first and stay.
+    before_llm_input: ClassVar[Sequence[Any]] = ()
+    #: Limit of one hook, and of the input or output filters together, in seconds.
+    hook_timeout_s: ClassVar[float] = DEFAULT_HOOK_TIMEOUT_S
 
     _definition: ClassVar[AgentDefinition | None] = None
 
@@ -270,7 +298,13 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         policy = policy.__get__(None, cls)
     if policy is not None and not (callable(policy) and _takes_one_argument(policy)):
         raise wrong("tool_approval_policy", policy, "a function of one argument, the request")
-    for field in ("max_iterations", "max_output_tokens", "context_window", "max_parallel_tools"):
+    for field in (
+        "max_iterations",
+        "max_output_tokens",
+        "context_window",
+        "max_parallel_tools",
+        "max_batch_result_chars",
+    ):
         value = getattr(cls, field)
         optional = value is None and field != "max_iterations"
         if not optional and not (is_whole(value) and value > 0):
@@ -281,17 +315,18 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         "authorization_timeout_s",
         "tool_timeout_s",
         "turn_timeout_s",
+        "hook_timeout_s",
     ):
         value = getattr(cls, field)
         if value is None and field in ("tool_timeout_s", "turn_timeout_s"):
             continue
         if not (is_number(value) and value > 0):
             raise wrong(field, value, "a positive number of seconds")
-    for field in ("model_retries", "empty_answer_retries"):
+    for field in ("model_retries", "empty_answer_retries", "max_tool_repeats"):
         value = getattr(cls, field)
         if not (is_whole(value) and value >= 0):
             raise wrong(field, value, "0 or more")
-    for field in ("cache_instructions", "allow_empty_answer"):
+    for field in ("cache_instructions", "allow_empty_answer", "deduplicate_tool_calls"):
         if not isinstance(getattr(cls, field), bool):
             raise wrong(field, getattr(cls, field), "True or False")
     if not isinstance(cast("object", cls.definition_id), str):
@@ -305,7 +340,12 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         raise ConfigurationError(
             f"agent {cls.__name__}: model_settings must be plain JSON: {error}"
         ) from error
-    tools = _bind_tools(cls, own_aliases)
+    owner = f"agent {cls.__name__}"
+    filters = {
+        name: callables_of(owner, name, inherited(cls, name), arguments=2)
+        for name in ("input_filters", "output_filters", "result_filters")
+    }
+    tools = _bind_tools(cls, own_aliases, filters["result_filters"])
     return AgentDefinition(
         cls=cls,
         definition_id=cls.definition_id or f"{cls.__module__}:{cls.__qualname__}",
@@ -330,6 +370,16 @@ def _compile(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
         tool_timeout_s=cls.tool_timeout_s,
         turn_timeout_s=cls.turn_timeout_s,
         max_parallel_tools=cls.max_parallel_tools,
+        max_tool_repeats=cls.max_tool_repeats,
+        deduplicate_tool_calls=cls.deduplicate_tool_calls,
+        max_batch_result_chars=cls.max_batch_result_chars,
+        input_filters=filters["input_filters"],
+        output_filters=filters["output_filters"],
+        result_filters=filters["result_filters"],
+        before_llm_input=callables_of(
+            owner, "before_llm_input", inherited(cls, "before_llm_input"), arguments=1
+        ),
+        hook_timeout_s=cls.hook_timeout_s,
         **_assembly_fields(cls),
     )
 
@@ -385,7 +435,9 @@ def _sources_of(cls: type[Agent]) -> tuple[ToolSource, ...]:
     return tuple(sources.values())
 
 
-def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, BoundTool]:
+def _bind_tools(
+    cls: type[Agent], own_aliases: frozenset[str], filters: tuple[Callable[..., Any], ...]
+) -> dict[str, BoundTool]:
     listed: list[tuple[Any, str | None]]
     given: object = cls.tools
     if isinstance(given, Mapping):
@@ -423,7 +475,7 @@ def _bind_tools(cls: type[Agent], own_aliases: frozenset[str]) -> dict[str, Boun
             raise ConfigurationError(
                 f"agent {cls.__name__}: two tools are named {made.spec.name!r}; give one an alias"
             )
-        bound[made.spec.name] = made
+        bound[made.spec.name] = made.filtered_by(filters)
     unused = own_aliases - own_names  # an inherited alias may be for a tool that this class leaves out
     if unused and cls.tools and not _sources_of(cls):  # or it is for a tool that a source offers
         raise ConfigurationError(

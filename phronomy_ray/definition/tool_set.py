@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,17 @@ class BoundTool:
     registry_key: str = ""
     #: A tool of the framework: no allow or deny list, approval, gate or agent-wide timeout applies to it.
     is_framework: bool = False
+    #: Filters of results that the agent's class lists; they follow the tool's own.
+    class_filters: tuple[Callable[..., Any], ...] = ()
+
+    @property
+    def result_filters(self) -> tuple[Callable[..., Any], ...]:
+        """Filters of its results, in the order in which they run."""
+        return (*self.spec.result_filters, *self.class_filters)
+
+    def filtered_by(self, filters: tuple[Callable[..., Any], ...]) -> BoundTool:
+        """This tool with the filters of an agent's class, which a tool of the framework does not get."""
+        return self if self.is_framework or not filters else replace(self, class_filters=filters)
 
 
 def bind_tool(

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from phronomy_ray.approvals import ApprovalEvaluationRequest
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
+from phronomy_ray.definition.filters import callables_of
 from phronomy_ray.definition.schema import Parameters
 from phronomy_ray.definition.tool_names import check_tool_name
 from phronomy_ray.definition.tool_options import (
@@ -155,7 +156,9 @@ def compile_spec(
         retries=values["retries"],
         max_result_chars=values["max_result_chars"],
         return_direct=values["return_direct"],
-        result_filters=_filters(values["result_filters"], tool),
+        result_filters=callables_of(
+            f"tool {tool!r}", "result_filters", values["result_filters"], arguments=2
+        ),
         pool=values["pool"],
         ray_options=ray_options,
         provider_options=_json_mapping(values["provider_options"], tool, "provider_options"),
@@ -287,16 +290,6 @@ def _takes(function: object, count: int) -> bool:
     except ValueError:  # a builtin without a signature
         return True
     return True
-
-
-def _filters(given: Any, tool: str) -> tuple[Callable[..., Any], ...]:
-    listed = not isinstance(given, str | Mapping) and isinstance(given, Iterable)
-    filters = tuple(given) if listed else ()
-    wrong = [item for item in filters if not callable(item)]
-    if not listed or wrong:
-        found = wrong[0] if wrong else given
-        raise ConfigurationError(f"tool {tool!r}: result_filters must be a list of functions, not {found!r}")
-    return filters
 
 
 def _json_mapping(given: Any, tool: str, name: str) -> dict[str, Any]:

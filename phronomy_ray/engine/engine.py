@@ -67,8 +67,9 @@ class AgentEngine(SingleWriter):
         await self.activate()
         await self._input_budget()
         prepared = None
-        if isinstance(self.definition.instructions, str) and not self.definition.wants_assembly:
-            prepared = Prepared(clean_text(self.definition.instructions), text)
+        instructions = self.definition.instructions
+        if isinstance(instructions, str) and not self._user_code.prepares_input:
+            prepared = Prepared(clean_text(instructions), text)
         event = Start(execution_id, value, digest, context, stream, prepared)
         try:
             await self._apply(event)
@@ -349,16 +350,10 @@ class AgentEngine(SingleWriter):
             "execution_status": running.row.status.value if running else None,
             "phase": running.row.phase.value if running else None,
             "error": self._error_payload()["error"] if self._halted is not None else None,
+            "options": self._parts.options.names(),
             "timing": {**asdict(self._timing), "model_s": self._work.model_s},
             **self._parts.owner,
         }
-
-    def is_cancelled(self, execution_id: str) -> bool:
-        """Whether bodies of this execution should stop."""
-        running = self._state.execution if self._state is not None else None
-        return (
-            running is None or running.row.execution_id != execution_id or self._work.stopping == execution_id
-        )
 
 
 def _as_json(value: Any, what: str) -> Any:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -21,12 +21,14 @@ from phronomy_ray.approvals import StandingRule
 from phronomy_ray.assembly.sources import SourceReference
 from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
 from phronomy_ray.engine.reading import check_definition, messages_of
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_clock import TurnClock
 from phronomy_ray.engine.turn_tools import TurnTools
+from phronomy_ray.engine.user_code import UserCode
 from phronomy_ray.engine.work import EngineWork, WorkHooks
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -60,6 +62,7 @@ from phronomy_ray.kernel.state import (
     ToolOutcomes,
     ToolsLate,
     binding_of,
+    contents_of,
     pending_approvals,
 )
 from phronomy_ray.messages import Message
@@ -67,6 +70,7 @@ from phronomy_ray.models.port import ModelPort
 from phronomy_ray.redaction import redact_text
 from phronomy_ray.results import ResultParts, RunResult, result_of
 from phronomy_ray.store.port import Store
+from phronomy_ray.tool_calls import ToolSettings
 from phronomy_ray.tools.envelope import redacted
 from phronomy_ray.tools.executor import ToolExecutor
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -95,6 +99,10 @@ class EngineParts:
     registry: SourceReference = ""
     #: How long an unreachable store is tried again, in seconds.
     store_retry_s: float = 10.0
+    #: What is set for this agent beside its definition.
+    options: InstanceOptions = field(default_factory=InstanceOptions)
+    #: What the runtime sets for all its agents.
+    defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
 
 
 @dataclass
@@ -110,6 +118,9 @@ class SingleWriter(WorkerInputRestricted):
     """Owner of one agent's state; `AgentEngine` adds what callers do with it."""
 
     def __init__(self, agent_id: str, definition: AgentDefinition, parts: EngineParts) -> None:
+        policy = parts.options.tool_approval_policy
+        if policy is not None:
+            definition = replace(definition, tool_approval_policy=policy)
         self.agent_id = agent_id
         self.definition = definition
         self.hub = EventHub()
@@ -124,11 +135,19 @@ class SingleWriter(WorkerInputRestricted):
         self._sealed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn_tools = TurnTools(agent_id, definition, parts.registry)
-        self._work = EngineWork(
+        self._user_code = UserCode(
+            agent_id,
             definition,
             self._turn_tools,
+            parts.options,
+            parts.defaults,
+            is_cancelled=self.is_cancelled,
+        )
+        self._work = EngineWork(
+            definition,
             parts.model,
             parts.tools,
+            self._user_code,
             WorkHooks(
                 faults=self._faults,
                 publish=self.hub.publish,
@@ -137,6 +156,7 @@ class SingleWriter(WorkerInputRestricted):
                 execution=lambda: self._state.execution if self._state is not None else None,
                 rules=self._rules,
             ),
+            tool_settings=_tool_settings(parts),
         )
         self._turn_clock = TurnClock(
             definition.turn_timeout_s, lambda id_: self._spawn(self._guard(self._end_turn(id_)))
@@ -201,16 +221,16 @@ class SingleWriter(WorkerInputRestricted):
                 store.claim, self.agent_id, owner=self._parts.owner, now=self._parts.clock.now()
             )
             conversation = Conversation().apply(await self._read_journal())
-            instructions, tools = "", None
+            contents = {
+                digest: await self._store.run(store.read_content, digest) for digest in contents_of(hydration)
+            }
+            tools = None
             if hydration.execution is not None:
-                binding = binding_of(hydration.execution.state)
                 tools = await self._turn_tools.rebind(
-                    binding, lambda digest: self._store.run(store.read_content, digest)
+                    binding_of(hydration.execution.state),
+                    lambda digest: self._store.run(store.read_content, digest),
                 )
-                digest = hydration.execution.state.get("instructions")
-                if digest:
-                    instructions = await self._store.run(store.read_content, digest)
-            self._state = AgentState.hydrate(hydration, conversation, instructions, tools)
+            self._state = AgentState.hydrate(hydration, conversation, contents, tools)
             self._halted = None
             try:
                 await self._recover()
@@ -271,6 +291,13 @@ class SingleWriter(WorkerInputRestricted):
             self._store.close()
             self._parts.tools.close()
 
+    def is_cancelled(self, execution_id: str) -> bool:
+        """Whether work of this execution should stop."""
+        running = self._state.execution if self._state is not None else None
+        return (
+            running is None or running.row.execution_id != execution_id or self._work.stopping == execution_id
+        )
+
     # --- the single writer -------------------------------------------------------------------------------------
 
     async def _apply(self, event: Input) -> None:
@@ -305,7 +332,14 @@ class SingleWriter(WorkerInputRestricted):
         await self._carry_out(self.state, self._decide(event))
 
     def _decide(self, event: Input) -> Step:
-        env = Env(self.definition, self._parts.clock.now(), self._budget, self._parts.owner)
+        env = Env(
+            self.definition,
+            self._parts.clock.now(),
+            self._budget,
+            self._parts.owner,
+            builds_input=self._user_code.builds_input,
+            filters_output=self._user_code.filters_output,
+        )
         return step(self.state, event, env)
 
     async def _carry_out(self, before: AgentState, decided: Step) -> None:
@@ -486,6 +520,11 @@ class SingleWriter(WorkerInputRestricted):
 
 def _may_expire(execution: Execution) -> bool:
     return any(item.expires_at is not None for item in pending_approvals(execution))
+
+
+def _tool_settings(parts: EngineParts) -> ToolSettings | None:
+    filters, limit = tuple(parts.options.result_filters), parts.defaults.max_result_chars
+    return ToolSettings(limit, filters) if filters or limit is not None else None
 
 
 async def _window_of(port: Any, name: Any) -> int | None:

@@ -6,40 +6,34 @@ Every piece of work ends in exactly one kernel input that is fed back; nothing h
 from __future__ import annotations
 
 import asyncio
-import copy
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
 
 from phronomy_ray.approvals import StandingRule
-from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed
-from phronomy_ray.canonical_json import clean_text
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.engine.authorization import Authorizer
 from phronomy_ray.engine.model_runner import run_model_call
 from phronomy_ray.engine.tool_gate import ToolGate
-from phronomy_ray.engine.turn_tools import TurnTools
-from phronomy_ray.errors import ConfigurationError, ErrorRecord, ModelError
+from phronomy_ray.engine.user_code import UserCode
+from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.kernel.machine import message_of_input
 from phronomy_ray.kernel.state import (
     Authorize,
+    BuildInput,
     CallModel,
     DispatchTools,
     Execution,
+    FilterOutput,
     Input,
     ModelAnswered,
     ModelFailed,
     ModelStopped,
-    PreparationDone,
-    PreparationFailed,
     Prepare,
-    Prepared,
     StopWork,
     ToolOutcomes,
     ToolsLate,
@@ -52,9 +46,10 @@ from phronomy_ray.tool_calls import (
     ToolInvocation,
     ToolLate,
     ToolOutcome,
+    ToolSettings,
     ToolStarted,
 )
-from phronomy_ray.tools.envelope import not_performed, redacted, timestamp
+from phronomy_ray.tools.envelope import not_performed, timestamp
 from phronomy_ray.tools.executor import ToolExecutor, ToolReport
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -85,13 +80,16 @@ class EngineWork(WorkerInputRestricted):
     def __init__(
         self,
         definition: AgentDefinition,
-        turn_tools: TurnTools,
         model: ModelPort,
         tools: ToolExecutor,
+        user_code: UserCode,
         hooks: WorkHooks,
+        *,
+        tool_settings: ToolSettings | None = None,
     ) -> None:
         self._definition = definition
-        self._turn_tools = turn_tools
+        self._user_code = user_code
+        self._tool_settings = tool_settings
         self._model = model
         self._tools = tools
         self._gate = ToolGate(definition.max_parallel_tools, self._start_tools)
@@ -166,11 +164,17 @@ class EngineWork(WorkerInputRestricted):
         """Release the threads of user code."""
         self._authorizer.close()
 
-    async def perform(self, effect: Prepare | CallModel | Authorize | DispatchTools | StopWork) -> None:
+    async def perform(
+        self, effect: Prepare | BuildInput | FilterOutput | CallModel | Authorize | DispatchTools | StopWork
+    ) -> None:
         """Begin an effect; returns once it is under way."""
         match effect:
             case Prepare():
-                self._hooks.spawn(self._prepare(effect))
+                self._hooks.spawn(self._ask_user_code(self._user_code.prepare(effect)))
+            case BuildInput():
+                self._hooks.spawn(self._ask_user_code(self._user_code.build_input(effect)))
+            case FilterOutput():
+                self._hooks.spawn(self._ask_user_code(self._user_code.filter_output(effect)))
             case CallModel():
                 await self._hooks.faults.reach("before_model")
                 self._hooks.spawn(self._call_model(effect))
@@ -183,40 +187,10 @@ class EngineWork(WorkerInputRestricted):
                 self._gate.release()  # what waits there is answered at once, without being begun
                 self._hooks.spawn(self.stop())
 
-    async def _prepare(self, effect: Prepare) -> None:
-        event: Input
-        try:
-            # a copy: the user's code must not change what is stored
-            instructions = await self._instructions_for(copy.deepcopy(effect.input))
-            prepared = Prepared(clean_text(instructions), message_of_input(effect.input))
-            event = await self._with_tools(effect.execution_id, prepared)
-        except BaseException as error:
-            if _is_cancelled(error):
-                raise  # the loop is closing
-            event = PreparationFailed(effect.execution_id, redacted(ErrorRecord.from_exception(error)))
-        await self._hooks.feed(event)
-
-    async def _with_tools(self, execution_id: str, prepared: Prepared) -> PreparationDone | PreparationFailed:
-        match await self._turn_tools.assemble(execution_id):
-            case Assembled(tools, binding, events, contents):
-                prepared = replace(
-                    prepared, tools=tools, binding=binding, events=events, tool_contents=contents
-                )
-            case AssemblyFailed(error, events):
-                record = redacted(ErrorRecord.from_exception(error))
-                return PreparationFailed(execution_id, record, events)
-        return PreparationDone(execution_id, prepared)
-
-    async def _instructions_for(self, value: Any) -> str:
-        instructions = self._definition.instructions
-        if isinstance(instructions, str):
-            return instructions
-        found = await asyncio.get_running_loop().run_in_executor(None, _call, instructions, value)
-        if inspect.isawaitable(found):
-            found = await found
-        if not isinstance(found, str):
-            raise ConfigurationError(f"instructions must give text, not {type(found).__name__}")
-        return found
+    async def _ask_user_code(self, work: Coroutine[Any, Any, Input | None]) -> None:
+        event = await work
+        if event is not None:
+            await self._hooks.feed(event)
 
     async def _call_model(self, effect: CallModel) -> None:
         request = effect.request
@@ -269,6 +243,8 @@ class EngineWork(WorkerInputRestricted):
             for invocation in invocations:
                 self._on_tool(not_performed(invocation))
             return
+        if self._tool_settings is not None:
+            invocations = [replace(item, settings=self._tool_settings) for item in invocations]
         self._tools.dispatch(invocations, self._tools_of(self._hooks.execution()), self._on_tool)
 
     def _tools_of(self, execution: Execution | None) -> Mapping[str, BoundTool]:
@@ -305,20 +281,6 @@ class EngineWork(WorkerInputRestricted):
         if outcomes and await self._hooks.feed(ToolOutcomes(outcomes)):
             self.forget(outcomes)
             self._tools.acknowledge([outcome.key for outcome in outcomes])
-
-
-def _call(function: Callable[[Any], Any], value: Any) -> Any:
-    """Call the user's function on a thread. A future cannot carry `StopIteration`; it comes out as `RuntimeError`."""
-    try:
-        return function(value)
-    except StopIteration as error:
-        raise RuntimeError("the instructions function raised StopIteration") from error
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether the present task is being cancelled, as opposed to user code that raised such an error by itself."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _started_event(execution: Execution, item: ToolStarted) -> Event:

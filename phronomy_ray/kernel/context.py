@@ -121,6 +121,7 @@ def select(
     tool_tokens: int = 0,
     budget: int | None,
     first_position: int | None = None,
+    extra: Sequence[dict[str, Any]] = (),
 ) -> Selection:
     """Choose the messages of one call.
 
@@ -130,6 +131,7 @@ def select(
         tool_tokens: estimated size of the tool definitions.
         budget: tokens that the input may have, ``None`` for no limit.
         first_position: repeat an earlier selection instead of choosing: its first position.
+        extra: messages for this call only; system ones follow the instructions, others the conversation.
 
     Raises:
         ContextBudgetExceededError: what must be sent does not fit.
@@ -139,7 +141,9 @@ def select(
         head.append({"role": "system", "content": instructions})
     if view.knowledge:
         head.append({"role": "system", "content": "Knowledge:\n" + "\n\n".join(view.knowledge)})
+    head.extend(message for message in extra if message["role"] == "system")
     current = [message for _, message in view.current]
+    current.extend(message for message in extra if message["role"] != "system")
     required = sum(map(estimate_tokens, head)) + sum(map(estimate_tokens, current)) + tool_tokens
     if budget is not None and required > budget and first_position is None:
         raise ContextBudgetExceededError(

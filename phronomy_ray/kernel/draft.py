@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from phronomy_ray.canonical_json import content_hash
+from phronomy_ray.canonical_json import content_hash, dumps
 from phronomy_ray.commits import Commit, ExecutionUpdate
 from phronomy_ray.definition.tool_set import ToolSet
+from phronomy_ray.errors import ContextBudgetExceededError
 from phronomy_ray.events import EventType
 from phronomy_ray.ids import commit_id, model_call_id
 from phronomy_ray.journal import (
@@ -34,6 +35,7 @@ from phronomy_ray.kernel.state import (
     Effect,
     Env,
     Execution,
+    InputPatch,
     Progress,
     Publish,
     Settled,
@@ -149,7 +151,7 @@ class Draft:
         assert pending is not None
         ended = replace(pending, status=status, ended_at=self.env.now, **changes)
         self._model_calls.append(ended)
-        self.execution = replace(self.execution, model_call=None)
+        self.execution = replace(self.execution, model_call=None, patch=None)
         return ended
 
     def set_batch(self, batch: Iterable[ToolCall]) -> None:
@@ -169,34 +171,75 @@ class Draft:
         self._closed_batches.extend(self.execution.batch)
         self._closed_approvals = self.execution.approvals
         self.execution = replace(self.execution, batch=(), approvals=())
+        if self.execution.progress.direct_calls or self.execution.progress.twins:
+            self.progress(direct_calls=(), twins=())
 
     # --- the model call ----------------------------------------------------------------------------------------
 
-    def request_model(self) -> None:
-        """Add the next model call: manifest, pending row, effect. Raises `ContextBudgetExceededError`."""
+    def preview_request(self) -> ModelRequest:
+        """The next model call before hooks have seen it. Raises `ContextBudgetExceededError`."""
+        execution = self.execution
+        sequence = execution.progress.model_calls + 1
+        call_id = model_call_id(execution.row.execution_id, sequence)
+        return self._build_request(call_id, sequence, first_position=None)[0]
+
+    def request_model(self, patch: InputPatch | None = None) -> None:
+        """Add the next model call: manifest, pending row, effect. Raises `ContextBudgetExceededError`.
+
+        Messages of the patch that do not fit are left out, last first.
+        """
         execution = self.execution
         row = execution.row
         sequence = execution.progress.model_calls + 1
         call_id = model_call_id(row.execution_id, sequence)
-        request, manifest = self._build_request(call_id, sequence, first_position=None)
+        if patch is None:
+            request, manifest = self._build_request(call_id, sequence, first_position=None)
+        else:
+            patch, request, manifest = self._build_patched(call_id, sequence, patch)
         pending = ModelCallRow(call_id, row.execution_id, sequence, "pending", manifest, self.env.now)
         self._new_model_calls.append(pending)
         self.progress(model_calls=sequence)
-        self.execution = replace(self.execution, model_call=pending)
+        self.execution = replace(self.execution, model_call=pending, patch=patch)
         self.move(ExecutionStatus.ACTIVE, Phase.CALLING_MODEL)
-        self.effects.append(CallModel(request, execution.progress.stream))
+        self.effects.append(CallModel(request, self._streams()))
 
     def repeat_model_call(self) -> CallModel:
         """The pending model call again, with the input that its manifest names."""
         pending = self.execution.model_call
         assert pending is not None
         request, _ = self._build_request(
-            pending.model_call_id, pending.sequence, first_position=int(pending.manifest["from"])
+            pending.model_call_id,
+            pending.sequence,
+            first_position=int(pending.manifest["from"]),
+            patch=self.execution.patch,
         )
-        return CallModel(request, self.execution.progress.stream)
+        return CallModel(request, self._streams())
+
+    def _streams(self) -> bool:
+        """Tokens of an answer that filters have not seen are shown to nobody."""
+        return self.execution.progress.stream and not self.env.filters_output
+
+    def _build_patched(
+        self, call_id: str, sequence: int, patch: InputPatch
+    ) -> tuple[InputPatch, ModelRequest, dict[str, Any]]:
+        asked = len(patch.messages)
+        while True:
+            try:
+                request, manifest = self._build_request(call_id, sequence, first_position=None, patch=patch)
+                break
+            except ContextBudgetExceededError:
+                if not patch.messages:
+                    raise
+                patch = replace(patch, messages=patch.messages[:-1])
+        kept: dict[str, Any] = {"settings": patch.settings}
+        if patch.messages:
+            kept["messages"] = self.content(dumps(list(patch.messages)))
+        if len(patch.messages) < asked:
+            kept["left_out"] = asked - len(patch.messages)
+        return patch, request, {**manifest, "patch": kept}
 
     def _build_request(
-        self, call_id: str, sequence: int, *, first_position: int | None
+        self, call_id: str, sequence: int, *, first_position: int | None, patch: InputPatch | None = None
     ) -> tuple[ModelRequest, dict[str, Any]]:
         definition = self.env.definition
         tools = self.tools
@@ -208,10 +251,13 @@ class Draft:
             tool_tokens=len(tools_text) // CHARS_PER_TOKEN if tools.definitions else 0,
             budget=self.env.input_budget,
             first_position=first_position,
+            extra=patch.messages if patch is not None else (),
         )
         settings = dict(definition.model_settings)
         if definition.max_output_tokens is not None:
             settings["max_tokens"] = definition.max_output_tokens
+        if patch is not None:
+            settings.update(patch.settings)
         model = definition.model if isinstance(definition.model, str) else type(definition.model).__name__
         if sequence == 1 and first_position is None:
             self._keep(tools_hash, tools_text)

@@ -41,6 +41,19 @@ def failed(draft: Draft, error: ErrorRecord, name: str, *, output: str | None = 
     )
 
 
+def blocked(draft: Draft, error: ErrorRecord, name: str) -> Step:
+    """A filter let the input, the output or a result not pass; the reason is the error's message."""
+    tools_step.close_open_calls(draft)
+    site = (error.details or {}).get("site")
+    draft.record(
+        RecordKind.EXECUTION_BLOCKED,
+        Channel.AUDIT,
+        {"code": error.code, "site": site, "reason": error.message},
+    )
+    draft.event(EventType.BLOCKED, {"error": error.to_wire()})
+    return _end(draft, ExecutionStatus.BLOCKED, name, error=error.to_wire(), terminal_reason=error.code)
+
+
 def cancelled(draft: Draft, name: str) -> Step:
     """The end of a cancelled execution; nothing of it runs any more."""
     row = draft.execution.row

@@ -16,9 +16,9 @@ from phronomy_ray.errors import (
     AgentBusyError,
     AgentParkedError,
     ConfigurationError,
-    ContextBudgetExceededError,
     EmptyResponseError,
     ErrorRecord,
+    FilterBlockError,
     IllegalTransitionError,
     InvalidInputError,
     ModelError,
@@ -37,9 +37,13 @@ from phronomy_ray.kernel import humans, tools_step
 from phronomy_ray.kernel.approvals import settle_batch
 from phronomy_ray.kernel.authorization import announce_decisions, apply_verdicts, is_awaited, wait_for_code
 from phronomy_ray.kernel.batch import prepare_batch
+from phronomy_ray.kernel.direct import direct_output, remember_direct
 from phronomy_ray.kernel.draft import Draft, new_draft
-from phronomy_ray.kernel.ending import cancelled, completed, failed
+from phronomy_ray.kernel.ending import blocked, cancelled, failed
 from phronomy_ray.kernel.late import record_late
+from phronomy_ray.kernel.model_input import build_input, input_build_failed, input_built, next_model_call
+from phronomy_ray.kernel.output import deliver, filter_output, output_filter_failed, output_filtered
+from phronomy_ray.kernel.repeats import count_repeats, refuse_repeat
 from phronomy_ray.kernel.resolution import ask_for_resolution
 from phronomy_ray.kernel.state import (
     AgentState,
@@ -50,9 +54,13 @@ from phronomy_ray.kernel.state import (
     Execution,
     Expire,
     Input,
+    InputBuildFailed,
+    InputBuilt,
     ModelAnswered,
     ModelFailed,
     ModelStopped,
+    OutputFiltered,
+    OutputFilterFailed,
     PreparationDone,
     PreparationFailed,
     Prepare,
@@ -88,6 +96,14 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
             return _preparation_done(state, event, env)
         case PreparationFailed():
             return _preparation_failed(state, event, env)
+        case InputBuilt():
+            return input_built(state, event, env)
+        case InputBuildFailed():
+            return input_build_failed(state, event, env)
+        case OutputFiltered():
+            return output_filtered(state, event, env)
+        case OutputFilterFailed():
+            return output_filter_failed(state, event, env)
         case ModelAnswered():
             return _model_answered(state, event, env)
         case ModelFailed():
@@ -149,7 +165,7 @@ def _start(state: AgentState, event: Start, env: Env) -> Step:
     draft.event(EventType.STARTED, {"agent_id": root.agent_id})
     if event.prepared is not None:
         return _begin(draft, event.prepared, "admit")
-    draft.effects.append(Prepare(event.execution_id, event.input))
+    draft.effects.append(Prepare(event.execution_id, event.input, event.durable_context))
     return draft.finish("admit")
 
 
@@ -177,7 +193,7 @@ def _preparation_failed(state: AgentState, event: PreparationFailed, env: Env) -
         return without_change(state)
     draft = Draft(state, env, execution)
     _announce_capabilities(draft, event.events)
-    return failed(draft, event.error, "failed")
+    return blocked(draft, event.error, "blocked") if event.blocked else failed(draft, event.error, "failed")
 
 
 def _begin(draft: Draft, prepared: Prepared, name: str) -> Step:
@@ -194,15 +210,6 @@ def _begin(draft: Draft, prepared: Prepared, name: str) -> Step:
 def _announce_capabilities(draft: Draft, events: Iterable[CapabilityEvent]) -> None:
     for event in events:
         draft.event(EventType(event.kind.value), event.payload())
-
-
-def next_model_call(draft: Draft, name: str) -> Step:
-    """Go on with the next model call, or end by a limit."""
-    try:
-        draft.request_model()
-    except ContextBudgetExceededError as error:
-        return failed(draft, ErrorRecord.from_exception(error), "failed")
-    return draft.finish(name)
 
 
 # --- model calls -----------------------------------------------------------------------------------------------
@@ -243,6 +250,8 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
     empty = not text.strip() and not message.tool_calls
     if not empty:
         draft.progress(empty_answers=0)
+    withheld = env.filters_output and not message.tool_calls  # until the filters have seen it
+    if not empty and not withheld:
         draft.message(RecordKind.ASSISTANT_MESSAGE, Channel.MODEL, message, model_call=call_id)
     if message.tool_calls:
         batch = prepare_batch(
@@ -256,17 +265,21 @@ def _model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
             has_policy=env.definition.tool_approval_policy is not None,
         )
         draft.set_batch(batch)
+        remember_direct(draft)
         tools_step.announce(draft)
         announce_decisions(draft, batch)
     if execution.row.cancel_requested_at is not None:
         return cancelled(draft, "cancel")
     cut = _cut(text, answer.finish_reason)
     if cut is not None:  # what was cut may have lost half a call: nothing of it runs
-        return failed(draft, cut, "failed", output=text or None)
+        return failed(draft, cut, "failed", output=None if withheld else text or None)
     if empty:
         return _empty_answer(draft, answer.finish_reason)
     if not message.tool_calls:
-        return completed(draft, text, "terminal")
+        return deliver(draft, text, model_call=call_id if withheld else "")
+    repeat = refuse_repeat(draft)
+    if repeat is not None:
+        return failed(draft, repeat, "failed")
     if wait_for_code(draft):
         return draft.finish("batch")
     return settle_batch(draft, "batch") or after_batch(draft, "batch")
@@ -291,7 +304,7 @@ def _empty_answer(draft: Draft, finish: FinishReason) -> Step:
     definition = draft.env.definition
     after_tools = any(message["role"] == "tool" for _, message in draft.execution_messages())
     if definition.allow_empty_answer and after_tools:
-        return completed(draft, "", "terminal")
+        return deliver(draft, "")
     count = draft.execution.progress.empty_answers + 1
     draft.progress(empty_answers=count)
     if count <= definition.empty_answer_retries and not _at_limit(draft):
@@ -358,6 +371,7 @@ def _carry_on(found: Step | Draft, name: str) -> Step:
 
 def after_batch(draft: Draft, name: str) -> Step:
     """Go on as the present batch allows: wait, ask a human, end, or call the model with the results."""
+    tools_step.answer_twins(draft)
     batch = draft.execution.batch
     if any(call.is_live for call in batch):
         return draft.finish(name)
@@ -366,9 +380,17 @@ def after_batch(draft: Draft, name: str) -> Step:
     if any(call.phase is ToolPhase.UNRESOLVED for call in batch):
         ask_for_resolution(draft)
         return draft.finish("unresolved")
-    fatal = tools_step.journal_batch(draft)
+    output = direct_output(draft)
+    is_fatal = any(call.phase is ToolPhase.FAILED for call in batch)
+    notice = count_repeats(draft, goes_on=not is_fatal and output is None and not _at_limit(draft))
+    fatal = tools_step.journal_batch(draft, notice=notice)
     if fatal is not None:
+        cause = fatal.causes[0]
+        if cause.code == FilterBlockError.default_code:
+            return blocked(draft, replace(cause, details=fatal.details), "blocked")
         return failed(draft, fatal, "failed")
+    if output is not None:
+        return deliver(draft, output)
     if _at_limit(draft):
         return failed(draft, tools_step.iteration_limit(draft), "failed")
     return next_model_call(draft, name)
@@ -399,7 +421,12 @@ def _recover(state: AgentState, event: Recover, env: Env) -> Step:
     match row.phase:
         case Phase.PREPARING:
             draft.move(row.status, row.phase)
-            draft.effects.append(Prepare(row.execution_id, row.input))
+            draft.effects.append(Prepare(row.execution_id, row.input, row.durable_context))
+            return draft.finish("recover")
+        case Phase.BUILDING_INPUT:
+            return build_input(draft, "recover")
+        case Phase.FILTERING_OUTPUT:
+            filter_output(draft)
             return draft.finish("recover")
         case Phase.CALLING_MODEL:
             draft.move(row.status, row.phase)

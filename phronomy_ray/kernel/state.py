@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 from phronomy_ray.approvals import ApprovalEvaluationRequest, CallAuthorization, StandingRule
 from phronomy_ray.assembly.binding import Binding
 from phronomy_ray.assembly.capabilities import CapabilityEvent
-from phronomy_ray.canonical_json import check_format
+from phronomy_ray.canonical_json import check_format, loads
 from phronomy_ray.commits import Commit, Hydration
 from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
@@ -21,6 +22,7 @@ from phronomy_ray.journal import (
     EventRow,
     ExecutionRow,
     ModelCallRow,
+    Phase,
 )
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.tool_call import ToolCall
@@ -46,11 +48,22 @@ class Progress:
     instructions_hash: str = ""
     #: What its tools were assembled from; ``None`` when they are those of its definition.
     binding: Binding | None = None
+    #: Hash of the set of calls that ran in the last batch that ran any, and how often it has run in a row.
+    repeated: str = ""
+    repeats: int = 0
+    #: Calls of the present batch whose result is the output (``return_direct``).
+    direct_calls: tuple[str, ...] = ()
+    #: Calls of the present batch that do not run, each with the equal one whose outcome it gets.
+    twins: tuple[tuple[str, str], ...] = ()
+    #: Hash of the output that filters look at, and the model call that said it (empty for a tool's result).
+    output_hash: str = ""
+    output_call: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """JSON form with its format number: the lowest that can hold it, so that an older release reads what it can."""
-        return {
-            "v": STATE_FORMAT if self.binding is not None else 1,
+        needs_newest = self.binding is not None or self.direct_calls or self.twins or self.output_hash
+        wire: dict[str, Any] = {
+            "v": STATE_FORMAT if needs_newest else 1,
             "model_calls": self.model_calls,
             "empty_answers": self.empty_answers,
             "usage": self.usage.to_wire(),
@@ -58,11 +71,22 @@ class Progress:
             "instructions": self.instructions_hash,
             **({"binding": self.binding.to_wire()} if self.binding is not None else {}),
         }
+        if self.repeats:
+            wire["repeated"] = [self.repeated, self.repeats]
+        if self.direct_calls:
+            wire["direct"] = list(self.direct_calls)
+        if self.twins:
+            wire["twins"] = [list(pair) for pair in self.twins]
+        if self.output_hash:
+            wire["output"] = [self.output_hash, self.output_call]
+        return wire
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Progress:
         """Inverse of `to_wire`. Raises `SerializationError` for a newer format."""
         check_format(wire, STATE_FORMAT, "the execution's small state")
+        repeated, repeats = wire.get("repeated", ("", 0))
+        output_hash, output_call = wire.get("output", ("", ""))
         return cls(
             model_calls=int(wire.get("model_calls", 0)),
             empty_answers=int(wire.get("empty_answers", 0)),
@@ -70,6 +94,12 @@ class Progress:
             stream=bool(wire.get("stream", False)),
             instructions_hash=str(wire.get("instructions", "")),
             binding=binding_of(wire),
+            repeated=str(repeated),
+            repeats=int(repeats),
+            direct_calls=tuple(wire.get("direct", ())),
+            twins=tuple((twin, original) for twin, original in wire.get("twins", ())),
+            output_hash=str(output_hash),
+            output_call=str(output_call),
         )
 
 
@@ -77,6 +107,24 @@ def binding_of(wire: dict[str, Any]) -> Binding | None:
     """The binding in a stored small state. Raises `SerializationError` for a newer format."""
     found = wire.get("binding")
     return None if found is None else Binding.from_wire(found)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPatch:
+    """What hooks add to one model call: plain JSON."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    #: System and user messages in chat-completions form.
+    messages: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOutput:
+    """An output that filters look at."""
+
+    text: str
+    #: The call that said it, whose message is not in the journal yet; empty for a tool's result.
+    model_call: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +145,10 @@ class Execution:
     approvals: tuple[ApprovalRow, ...] = ()
     #: Seq of its last durable event.
     event_seq: int = 0
+    #: The patch of the pending model call.
+    patch: InputPatch | None = None
+    #: The output that filters look at.
+    output: PendingOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +168,26 @@ class AgentState:
         cls,
         hydration: Hydration,
         conversation: Conversation,
-        instructions: str = "",
+        contents: Mapping[str, str] | None = None,
         tools: ToolSet | None = None,
     ) -> AgentState:
-        """The state that a new owner starts from; `tools` as they stand behind the execution's binding."""
+        """The state that a new owner starts from.
+
+        `contents`: the texts of all `contents_of` the hydration, by hash; `tools` as they stand behind the execution's binding.
+        """
+        contents = contents or {}
         row = hydration.execution
         if row is None:
             return cls(hydration.root, conversation)
         pending = [call for call in hydration.model_calls if call.status == "pending"]
         latest = max((call.sequence for call in hydration.model_calls), default=0)
         last_call = next((call for call in hydration.model_calls if call.sequence == latest), None)
+        progress = Progress.from_wire(row.state)
         batch: tuple[ToolCall, ...] = ()
         approvals: tuple[ApprovalRow, ...] = ()
-        if not pending and last_call is not None:
+        # in these phases the last call's batch, if it had one, is over
+        between = row.phase in (Phase.BUILDING_INPUT, Phase.FILTERING_OUTPUT)
+        if not pending and last_call is not None and not between:
             rows = sorted(
                 (item for item in hydration.tool_calls if item.model_call_id == last_call.model_call_id),
                 key=lambda item: item.position,
@@ -141,15 +200,42 @@ class AgentState:
             conversation,
             Execution(
                 row=row,
-                progress=Progress.from_wire(row.state),
-                instructions=instructions,
+                progress=progress,
+                instructions=contents[progress.instructions_hash] if progress.instructions_hash else "",
                 tools=tools,
                 model_call=pending[0] if pending else None,
                 batch=batch,
                 approvals=approvals,
                 event_seq=hydration.last_event_seq,
+                patch=_stored_patch(pending[0], contents) if pending else None,
+                output=PendingOutput(contents[progress.output_hash], progress.output_call)
+                if row.phase is Phase.FILTERING_OUTPUT
+                else None,
             ),
         )
+
+
+def contents_of(hydration: Hydration) -> frozenset[str]:
+    """Hashes of the texts that a new owner needs to go on with the execution that it found."""
+    row = hydration.execution
+    if row is None:
+        return frozenset()
+    progress = Progress.from_wire(row.state)
+    found = {progress.instructions_hash}
+    if row.phase is Phase.FILTERING_OUTPUT:
+        found.add(progress.output_hash)
+    for call in hydration.model_calls:
+        if call.status == "pending":
+            found.add(call.manifest.get("patch", {}).get("messages", ""))
+    return frozenset(found - {""})
+
+
+def _stored_patch(call: ModelCallRow, contents: Mapping[str, str]) -> InputPatch | None:
+    kept = call.manifest.get("patch")
+    if kept is None:
+        return None
+    messages = tuple(loads(contents[kept["messages"]])) if kept.get("messages") else ()
+    return InputPatch(kept["settings"], messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +248,10 @@ class Env:
     input_budget: int | None = None
     #: Who the owner is, for people (node, pid); goes into the ``recovered`` event.
     owner: dict[str, Any] = field(default_factory=dict)
+    #: Whether hooks look at each model call before it is made.
+    builds_input: bool = False
+    #: Whether filters look at the output.
+    filters_output: bool = False
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------
@@ -205,12 +295,48 @@ class PreparationDone:
 
 @dataclass(frozen=True, slots=True)
 class PreparationFailed:
-    """User code failed on the input, or the agent cannot have its tools."""
+    """User code failed on the input, a filter blocked it, or the agent cannot have its tools."""
 
     execution_id: str
     error: ErrorRecord
     #: What happened to the agent's capabilities until then.
     events: tuple[CapabilityEvent, ...] = ()
+    blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputBuilt:
+    """The hooks have looked at the next model call."""
+
+    execution_id: str
+    sequence: int
+    patch: InputPatch
+
+
+@dataclass(frozen=True, slots=True)
+class InputBuildFailed:
+    """A hook failed."""
+
+    execution_id: str
+    sequence: int
+    error: ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFiltered:
+    """The filters have let the output pass as `text`."""
+
+    execution_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFilterFailed:
+    """A filter blocked the output, or failed."""
+
+    execution_id: str
+    error: ErrorRecord
+    blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +443,10 @@ Input: TypeAlias = (
     Start
     | PreparationDone
     | PreparationFailed
+    | InputBuilt
+    | InputBuildFailed
+    | OutputFiltered
+    | OutputFilterFailed
     | ModelAnswered
     | ModelFailed
     | ModelStopped
@@ -340,6 +470,24 @@ class Prepare:
 
     execution_id: str
     input: Any
+    durable_context: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInput:
+    """Run the hooks on what would be sent, then send `InputBuilt` or `InputBuildFailed`."""
+
+    request: ModelRequest
+    durable_context: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOutput:
+    """Run the output filters, then send `OutputFiltered` or `OutputFilterFailed`."""
+
+    execution_id: str
+    text: str
+    durable_context: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +535,9 @@ class Settled:
     row: ExecutionRow
 
 
-Effect: TypeAlias = Prepare | CallModel | Authorize | DispatchTools | StopWork | Publish | Settled
+Effect: TypeAlias = (
+    Prepare | BuildInput | FilterOutput | CallModel | Authorize | DispatchTools | StopWork | Publish | Settled
+)
 
 
 @dataclass(frozen=True, slots=True)

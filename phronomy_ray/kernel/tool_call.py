@@ -81,6 +81,18 @@ class ToolCall:
             return call.move(ToolPhase.CANCELLED, **changes)
         return call.move(ToolPhase.FAILED if fatal else ToolPhase.COMPLETED, **changes)
 
+    def answer_as(self, twin: ToolCall, now: datetime) -> ToolCall:
+        """Give it the outcome of `twin`, which ran for both."""
+        row = twin.row
+        return self.move(
+            twin.phase,
+            status=row.status,
+            model_text=row.model_text,
+            result=row.result,
+            error=row.error,
+            ended_at=now,
+        )
+
     def lost(self) -> ToolCall:
         """Its owner or worker died before an outcome arrived: note the lost attempt, keep the phase."""
         entry = {"number": self.row.attempt, "status": "lost"}
@@ -107,7 +119,7 @@ class ToolCall:
 
 def attempt_record(outcome: ToolOutcome) -> dict[str, Any]:
     """What the ledger keeps of one dispatch."""
-    return {
+    record = {
         "number": outcome.attempt,
         "status": outcome.status.value,
         "node": outcome.node,
@@ -115,6 +127,9 @@ def attempt_record(outcome: ToolOutcome) -> dict[str, Any]:
         "started_at": outcome.started_at,
         "ended_at": outcome.ended_at,
     }
+    if outcome.truncated:
+        record["truncated"] = True
+    return record
 
 
 def error_wire(error: ErrorRecord | None, *, fatal: bool) -> dict[str, Any] | None:

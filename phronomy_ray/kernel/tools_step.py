@@ -25,6 +25,8 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.fingerprint import change_since
+from phronomy_ray.kernel.repeats import duplicates, hold_twins, settle_twins
+from phronomy_ray.kernel.shown import fit_batch, result_status
 from phronomy_ray.kernel.state import DispatchTools, Execution
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
@@ -47,18 +49,19 @@ _CLOSING_TEXT = {
 
 def announce(draft: Draft) -> None:
     """Durable ``tool_call`` events of a new batch, and the results of calls that were refused at once."""
+    same_as = duplicates(draft.execution.batch)
     for call in draft.execution.batch:
         row = call.row
-        draft.event(
-            EventType.TOOL_CALL,
-            {
-                "tool_call_id": row.tool_call_id,
-                "tool_name": row.tool_name,
-                "arguments": shown_arguments(draft, row),
-                "position": row.position,
-                "model_call_id": row.model_call_id,
-            },
-        )
+        payload = {
+            "tool_call_id": row.tool_call_id,
+            "tool_name": row.tool_name,
+            "arguments": shown_arguments(draft, row),
+            "position": row.position,
+            "model_call_id": row.model_call_id,
+        }
+        if row.tool_call_id in same_as:
+            payload["duplicate_of"] = same_as[row.tool_call_id]
+        draft.event(EventType.TOOL_CALL, payload)
         if call.is_settled:
             result_event(draft, row)
 
@@ -66,17 +69,26 @@ def announce(draft: Draft) -> None:
 # --- dispatch and outcomes -------------------------------------------------------------------------------------
 
 
+def answer_twins(draft: Draft) -> None:
+    """Settle the calls that waited for the outcome of an equal one."""
+    for row in settle_twins(draft):
+        result_event(draft, row)
+
+
 def dispatch(
     draft: Draft, ids: set[str] | None = None, *, alone: bool = False, checked: bool = False
 ) -> None:
-    """Queue these calls, or every authorised one, for their next attempt.
+    """Queue these calls, or every authorised one but the twins of others, for their next attempt.
 
     `checked` closes those whose tool has changed since the model, or a human, was shown it: they do not run.
     """
+    all_of_them = ids is None
     if ids is None:
         ids = {call.row.tool_call_id for call in draft.execution.batch if call.phase is ToolPhase.AUTHORIZED}
     if checked:
         ids = ids - _close_changed(draft, ids)
+    if all_of_them:
+        ids = hold_twins(draft, ids)
     if draft.execution.row.phase is not Phase.DISPATCHING_TOOLS:
         draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
     if not ids:
@@ -206,6 +218,7 @@ def redispatch_lost(draft: Draft, known: Attachment) -> None:
     """
     again: set[str] = set()
     settled: list[ToolCallRow] = []
+    twins = dict(draft.execution.progress.twins)
     batch = []
     for call in draft.execution.batch:
         row = call.row
@@ -225,7 +238,7 @@ def redispatch_lost(draft: Draft, known: Attachment) -> None:
         elif call.is_live:
             call = call.running().lost()
             again.add(row.tool_call_id)
-        elif call.phase is ToolPhase.AUTHORIZED:
+        elif call.phase is ToolPhase.AUTHORIZED and row.tool_call_id not in twins:
             again.add(row.tool_call_id)
         batch.append(call)
     draft.set_batch(batch)
@@ -282,10 +295,19 @@ def close_open_calls(draft: Draft) -> None:
     journal_batch(draft)
 
 
-def journal_batch(draft: Draft) -> ErrorRecord | None:
-    """Append the results in request order and forget the batch; the error that ends the execution, if one does."""
+def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
+    """Append the results in request order and forget the batch; the error that ends the execution, if one does.
+
+    `notice` is added to what the model is told by the last call.
+    """
     fatal: ErrorRecord | None = None
-    for call in draft.execution.batch:
+    last = len(draft.execution.batch) - 1
+    rows = [call.row for call in draft.execution.batch]
+    whole = [
+        row.model_text if row.model_text is not None else _CLOSING_TEXT.get(row.status, "") for row in rows
+    ]
+    texts = fit_batch(rows, whole, draft.env.definition.max_batch_result_chars)
+    for index, call in enumerate(draft.execution.batch):
         row = call.row
         draft.record(
             RecordKind.TOOL_RESULT,
@@ -296,16 +318,18 @@ def journal_batch(draft: Draft) -> ErrorRecord | None:
             metadata={
                 "tool_name": row.tool_name,
                 "status": row.status.value,
+                "result_status": result_status(row, cut=texts[index] is not whole[index]).value,
                 "error": _public_error(row.error),
             },
         )
-        text = row.model_text if row.model_text is not None else _CLOSING_TEXT.get(row.status, "")
         if (row.authorization or {}).get("edited_by"):
-            text = f"(A human changed the arguments of this call to {dumps(row.arguments)}.)\n{text}"
+            texts[index] = (
+                f"(A human changed the arguments of this call to {dumps(row.arguments)}.)\n{texts[index]}"
+            )
         draft.message(
             RecordKind.TOOL_MESSAGE,
             Channel.TOOL,
-            Message.tool(row.provider_call_id, text),
+            Message.tool(row.provider_call_id, texts[index] + (notice if index == last else "")),
             model_call=row.model_call_id,
             causation=row.tool_call_id,
         )
@@ -357,6 +381,7 @@ def result_event(draft: Draft, row: ToolCallRow) -> None:
             "tool_call_id": row.tool_call_id,
             "tool_name": row.tool_name,
             "status": row.status.value,
+            "result_status": result_status(row).value,
             "attempt": row.attempt,
             "preview": REDACTED
             if hidden

@@ -61,7 +61,7 @@ TOOL_MOVES: dict[ToolPhase, frozenset[ToolPhase]] = {
         {
             ToolPhase.QUEUED,
             ToolPhase.CANCELLED,
-            # its tool has changed since, so it is not dispatched
+            # its tool has changed since, so it is not dispatched; or it gets the outcome of an equal call of its batch
             ToolPhase.COMPLETED,
             ToolPhase.FAILED,
         }

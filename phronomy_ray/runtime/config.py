@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phronomy_ray.actors.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
+from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.faults import FAULTS_ENV
 from phronomy_ray.runtime.placement import Dedicated
@@ -41,8 +42,10 @@ class RuntimeConfig:
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     #: More arguments for ``ray.init``.
     ray_options: Mapping[str, Any] = field(default_factory=dict)
+    #: What is set for all agents.
+    defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
 
-    def wiring(self, source: DefinitionSource) -> AgentWiring:
+    def wiring(self, source: DefinitionSource, options: InstanceOptions | None = None) -> AgentWiring:
         """What an agent actor of this runtime is started with."""
         return AgentWiring(
             replace(source, registry=self.registry),
@@ -52,6 +55,8 @@ class RuntimeConfig:
             os.environ.get(FAULTS_ENV),
             self.pools,
             dict(self.placement.resources),
+            options or InstanceOptions(),
+            self.defaults,
         )
 
 
@@ -69,6 +74,8 @@ def resolve_config(
     py_modules: Sequence[Any] = (),
     runtime_env: Mapping[str, Any] | None = None,
     ray_options: Mapping[str, Any] | None = None,
+    before_llm_input: Sequence[Any] = (),
+    max_result_chars: int | None = None,
 ) -> RuntimeConfig:
     """Fill in what was not given. Raises `ConfigurationError` for a value that cannot be used."""
     environment = os.environ
@@ -97,6 +104,7 @@ def resolve_config(
         pools={check_pool_name(name): check_pool_config(pool) for name, pool in (pools or {}).items()},
         runtime_env=env,
         ray_options=dict(ray_options or {}),
+        defaults=RuntimeDefaults(before_llm_input, max_result_chars),
     )
 
 

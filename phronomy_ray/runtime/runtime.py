@@ -15,6 +15,7 @@ from phronomy_ray.actors.directory import AgentDirectory
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import check_knowledge, new_agent
 from phronomy_ray.engine.reading import check_definition
@@ -63,6 +64,8 @@ class Runtime(WorkerInputRestricted):
         pools: bounds of the offload pools that tools name, by name; a pool that is not here has the default bounds.
         working_dir, py_modules, runtime_env: how Ray ships your modules to the nodes; none by default.
         ray_options: more arguments for ``ray.init``.
+        before_llm_input: hooks that look at every model call of every agent, before those of its class.
+        max_result_chars: how much of a result a model is shown, for tools that set no limit of their own.
 
     Raises:
         ConfigurationError: a value cannot be used, or an SQLite file lies on another host.
@@ -84,6 +87,8 @@ class Runtime(WorkerInputRestricted):
         py_modules: Sequence[Any] = (),
         runtime_env: Mapping[str, Any] | None = None,
         ray_options: Mapping[str, Any] | None = None,
+        before_llm_input: Sequence[Any] = (),
+        max_result_chars: int | None = None,
     ) -> None:
         self.config: RuntimeConfig = resolve_config(
             address=address,
@@ -98,6 +103,8 @@ class Runtime(WorkerInputRestricted):
             py_modules=py_modules,
             runtime_env=runtime_env,
             ray_options=ray_options,
+            before_llm_input=before_llm_input,
+            max_result_chars=max_result_chars,
         )
         self.store: Store = _open_store(self.config)
         try:
@@ -136,6 +143,7 @@ class Runtime(WorkerInputRestricted):
         context: Iterable[Message | dict[str, Any]] = (),
         knowledge: Iterable[str | dict[str, Any]] = (),
         metadata: dict[str, Any] | None = None,
+        options: InstanceOptions | None = None,
     ) -> AgentHandle:
         """Create an agent; root, imported conversation and first knowledge are one transaction.
 
@@ -145,14 +153,17 @@ class Runtime(WorkerInputRestricted):
             context: an existing conversation; a malformed tool exchange is refused, never repaired.
             knowledge: texts, or mappings with ``content`` and ``metadata``.
             metadata: JSON mapping kept with the root.
+            options: filters, hooks and policy of this instance; see `InstanceOptions` for how long they hold.
 
         Raises:
+            ConfigurationError: the options cannot travel to the actor.
             AgentAlreadyExistsError: the id exists, live or stored.
             ValueError: the id is empty (`InvalidInputError`), or `InvalidConversationError`.
             DefinitionUnavailableError: the class cannot be imported on the node.
         """
         check_id(agent_id, "agent_id")
         definition = agent_class.definition()
+        wiring = self._wiring(agent_class, options)
         request = NewAgentRequest(
             context=tuple(Message.from_wire(item).to_wire() for item in context),
             knowledge=tuple(check_knowledge(item) for item in knowledge),
@@ -170,27 +181,30 @@ class Runtime(WorkerInputRestricted):
         )
         if await self.directory.live_status(agent_id) is not None or await self._root(agent_id) is not None:
             raise AgentAlreadyExistsError(f"agent {agent_id!r} exists", details={"agent_id": agent_id})
-        wiring = self._wiring(agent_class)
         actor = await self.directory.create(agent_id, wiring, request)
         return AgentHandle(self, agent_id, wiring).use_actor(actor)
 
     create = blocking(create_async)
 
-    async def load_async(self, agent_class: type[Agent], agent_id: str) -> AgentHandle:
+    async def load_async(
+        self, agent_class: type[Agent], agent_id: str, *, options: InstanceOptions | None = None
+    ) -> AgentHandle:
         """A stored agent, live: hydrated once, however many drivers ask. A live one is used without reading the store.
+
+        `options` are those of `create_async`; ``None`` takes a live agent with whatever it has.
 
         Raises:
             NotFoundError: it is not stored.
-            ConfigurationError: it is stored under another class or definition version, or its live actor uses another
-                store.
+            ConfigurationError: it is stored under another class or definition version, its live actor uses another
+                store or has other options, or the options cannot travel to the actor.
         """
         check_id(agent_id, "agent_id")
         definition = agent_class.definition()
-        wiring = self._wiring(agent_class)
+        wiring = self._wiring(agent_class, options)
         handle = AgentHandle(self, agent_id, wiring)
         live = await self.directory.live_status(agent_id)
         if live is not None:
-            self._check_live(live, definition)
+            self._check_live(live, definition, options)
             actor = self.directory.find(agent_id)
             if actor is not None:
                 return handle.use_actor(actor)
@@ -199,7 +213,7 @@ class Runtime(WorkerInputRestricted):
         actor = await self.directory.wake(agent_id, wiring)
         status = await self.directory.live_status(agent_id)
         if status is not None:
-            self._check_live(status, definition)
+            self._check_live(status, definition, options)
         return handle.use_actor(actor)
 
     load = blocking(load_async)
@@ -212,18 +226,24 @@ class Runtime(WorkerInputRestricted):
         context: Iterable[Message | dict[str, Any]] = (),
         knowledge: Iterable[str | dict[str, Any]] = (),
         metadata: dict[str, Any] | None = None,
+        options: InstanceOptions | None = None,
     ) -> AgentHandle:
         """`load_async`, or `create_async` with the other arguments when it is not stored. Raises as those two."""
         try:
-            return await self.load_async(agent_class, agent_id)
+            return await self.load_async(agent_class, agent_id, options=options)
         except NotFoundError:
             pass
         try:
             return await self.create_async(
-                agent_class, agent_id, context=context, knowledge=knowledge, metadata=metadata
+                agent_class,
+                agent_id,
+                context=context,
+                knowledge=knowledge,
+                metadata=metadata,
+                options=options,
             )
         except AgentAlreadyExistsError:
-            return await self.load_async(agent_class, agent_id)
+            return await self.load_async(agent_class, agent_id, options=options)
 
     load_or_create = blocking(load_or_create_async)
 
@@ -347,17 +367,19 @@ class Runtime(WorkerInputRestricted):
 
     # --- wiring ------------------------------------------------------------------------------------------------
 
-    def _wiring(self, agent_class: type[Agent]) -> AgentWiring:
+    def _wiring(self, agent_class: type[Agent], options: InstanceOptions | None = None) -> AgentWiring:
         """How to start an agent of this class.
 
         Raises:
-            ConfigurationError: it has to travel by value, and something in it cannot.
+            ConfigurationError: it has to travel by value, and something in it cannot; or something in the options cannot.
         """
         path = agent_class.definition().class_path
         if not path:
             where = f"agent class {agent_class.__name__}"
             check_worker_input(agent_class, where=where, pickles=ray.cloudpickle.dumps)
-        return self.config.wiring(DefinitionSource(path, None if path else agent_class))
+        if options is not None:
+            check_worker_input(options, where="InstanceOptions", pickles=ray.cloudpickle.dumps)
+        return self.config.wiring(DefinitionSource(path, None if path else agent_class), options)
 
     async def wiring_of(self, agent_id: str, known: AgentWiring | None) -> AgentWiring:
         """How to start the agent's actor: as the handle knows, or by the class path in its root.
@@ -384,7 +406,19 @@ class Runtime(WorkerInputRestricted):
         except NotFoundError:
             return None
 
-    def _check_live(self, live: dict[str, Any], definition: AgentDefinition) -> None:
+    def _check_live(
+        self, live: dict[str, Any], definition: AgentDefinition, options: InstanceOptions | None
+    ) -> None:
+        if options is not None and live.get("options", {}) != options.names():
+            # filters that somebody relies on must not be left out in silence
+            raise ConfigurationError(
+                f"agent {live['agent_id']!r} is live with other options; unload it first, or load it without options",
+                details={
+                    "agent_id": live["agent_id"],
+                    "live": live.get("options", {}),
+                    "given": options.names(),
+                },
+            )
         check_definition(definition, live["definition_id"], live["definition_version"], live["agent_id"])
         if live["store"] != self.store.identity:
             raise ConfigurationError(

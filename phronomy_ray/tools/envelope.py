@@ -20,6 +20,7 @@ from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.canonical_json import clean_text, to_json_value
 from phronomy_ray.definition.agent import BoundTool
+from phronomy_ray.definition.filters import FilterContext, FilterSite
 from phronomy_ray.definition.schema import ArgumentError
 from phronomy_ray.errors import (
     CancellationError,
@@ -33,6 +34,8 @@ from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.redaction import redact_json, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
 from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS, encode_result
+from phronomy_ray.tools.filtering import FiltersStopped, run_filters
+from phronomy_ray.tools.off_loop import off_loop
 
 #: Longest error text that the model is told.
 MAX_ERROR_CHARS = 600
@@ -61,6 +64,7 @@ async def run_async(
         async for attempt in AsyncRetrying(**_retry_options(bound, is_cancelled)):
             with attempt:
                 value = await _call_async(bound, arguments)
+        value = await _filtered_async(bound, invocation, value, is_cancelled)
         return _succeeded(bound, invocation, value, node, started)
     except asyncio.CancelledError as error:
         if is_cancelled():
@@ -97,6 +101,7 @@ def run_sync(
                         value = asyncio.run(_await_within(value, bound.spec.timeout_s))
                 finally:
                     on_attempt_end()
+        value = _filtered_sync(bound, invocation, value, is_cancelled, on_attempt, on_attempt_end)
         return _succeeded(bound, invocation, value, node, started)
     except BaseException as error:  # noqa: BLE001 - as in run_async
         return _failed(bound, invocation, error, node, started)
@@ -184,6 +189,59 @@ async def _await_within(value: Any, timeout_s: float) -> Any:
         raise error
 
 
+# --- result filters: after the attempts, since a filter that fails must not make the body run again ------------
+
+
+def _filters(bound: BoundTool, invocation: ToolInvocation) -> tuple[Callable[..., Any], ...]:
+    own = invocation.settings.result_filters if invocation.settings is not None else ()
+    return (*bound.result_filters, *own)
+
+
+def _filter_context(invocation: ToolInvocation, is_cancelled: Callable[[], bool]) -> FilterContext:
+    return FilterContext(
+        FilterSite.RESULT,
+        invocation.agent_id,
+        invocation.execution_id,
+        copy.deepcopy(invocation.durable_context),
+        invocation.tool_name,
+        invocation.tool_call_id,
+        is_cancelled,
+    )
+
+
+async def _filtered_async(
+    bound: BoundTool, invocation: ToolInvocation, value: Any, is_cancelled: Callable[[], bool]
+) -> Any:
+    filters = _filters(bound, invocation)
+    if not filters:
+        return value
+    context, limit = _filter_context(invocation, is_cancelled), bound.spec.timeout_s
+    try:
+        return await off_loop(
+            run_filters, filters, value, context, timeout_s=limit, name="phronomy-result-filter"
+        )
+    except TimeoutError:
+        raise ToolTimeoutError(f"the tool's result filters did not finish within {limit:g} s") from None
+
+
+def _filtered_sync(
+    bound: BoundTool,
+    invocation: ToolInvocation,
+    value: Any,
+    is_cancelled: Callable[[], bool],
+    on_attempt: Callable[[], None],
+    on_attempt_end: Callable[[], None],
+) -> Any:
+    filters = _filters(bound, invocation)
+    if not filters:
+        return value
+    on_attempt()  # the caller's clock holds for the filters as it does for an attempt of the body
+    try:
+        return run_filters(filters, value, _filter_context(invocation, is_cancelled))
+    finally:
+        on_attempt_end()
+
+
 def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
     def before(state: RetryCallState) -> None:
         if state.attempt_number > 1 and is_cancelled():
@@ -206,7 +264,7 @@ def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool]) -> dict[s
 def _succeeded(
     bound: BoundTool, invocation: ToolInvocation, value: Any, node: str, started: str
 ) -> ToolOutcome:
-    encoded = encode_result(value, shown_chars=bound.spec.max_result_chars or DEFAULT_SHOWN_CHARS)
+    encoded = encode_result(value, shown_chars=_shown_chars(bound, invocation))
     return ToolOutcome(
         invocation.tool_call_id,
         invocation.attempt,
@@ -218,13 +276,21 @@ def _succeeded(
         os.getpid(),
         started,
         timestamp(),
+        encoded.is_cut,
     )
+
+
+def _shown_chars(bound: BoundTool, invocation: ToolInvocation) -> int:
+    own, settings = bound.spec.max_result_chars, invocation.settings
+    if own is None and settings is not None:
+        own = settings.max_result_chars
+    return DEFAULT_SHOWN_CHARS if own is None else own
 
 
 def _failed(
     bound: BoundTool, invocation: ToolInvocation, error: BaseException, node: str, started: str
 ) -> ToolOutcome:
-    if isinstance(error, _Stopped):
+    if isinstance(error, _Stopped | FiltersStopped):
         return _cancelled(invocation, node, started)
     status = ToolCallStatus.TIMED_OUT if isinstance(error, ToolTimeoutError) else ToolCallStatus.FAILED
     secrets = (

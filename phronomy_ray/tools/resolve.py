@@ -24,12 +24,13 @@ def resolve_tool(source: DefinitionSource, invocation: ToolInvocation) -> BoundT
     definition = source.load().definition()
     if invocation.registry_key:
         sources = sources_of(definition, source.registry)
-        return bind_entry(definition, sources, invocation.registry_key, invocation.tool_name)
-    bound = definition.tools.get(invocation.tool_name)
-    if bound is None:
+        bound = bind_entry(definition, sources, invocation.registry_key, invocation.tool_name)
+        return bound.filtered_by(definition.result_filters)
+    own = definition.tools.get(invocation.tool_name)
+    if own is None:
         raise ConfigurationError(
             f"the agent's definition has no tool {invocation.tool_name!r} any more",
             code="definition_changed",
             details={"tool_name": invocation.tool_name},
         )
-    return bound
+    return own

@@ -32,7 +32,7 @@ def facts(arguments: dict[str, Any], context: dict[str, Any] | None) -> dict[str
     return {}
 
 
-def shorten(value: Any) -> Any:
+def shorten(value: Any, context: Any) -> Any:
     return value
 
 
@@ -227,7 +227,7 @@ def takes_none() -> bool:
         ({"on_schema_error": "ignore"}, "on_schema_error must be one of 'return_error'"),
         ({"return_direct": "yes"}, "return_direct must be"),
         ({"result_filters": shorten}, "result_filters must be"),
-        ({"result_filters": [shorten, 3]}, "result_filters must be a list of functions, not 3"),
+        ({"result_filters": [shorten, 3]}, "result_filters: 3 cannot be called"),
         ({"result_filters": "shorten"}, "result_filters must be"),
         ({"pool": ""}, "pool must be"),
         ({"pool": "a b"}, "pool must be"),

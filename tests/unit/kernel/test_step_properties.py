@@ -55,16 +55,23 @@ from phronomy_ray.kernel.state import (
     AgentState,
     Authorize,
     Authorized,
+    BuildInput,
     CallModel,
     Cancel,
     Decide,
     DispatchTools,
     Env,
     Expire,
+    FilterOutput,
     Input,
+    InputBuildFailed,
+    InputBuilt,
+    InputPatch,
     ModelAnswered,
     ModelFailed,
     ModelStopped,
+    OutputFiltered,
+    OutputFilterFailed,
     PreparationDone,
     PreparationFailed,
     Prepare,
@@ -76,6 +83,7 @@ from phronomy_ray.kernel.state import (
     Start,
     StopWork,
     ToolOutcomes,
+    contents_of,
 )
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
@@ -120,6 +128,11 @@ def maybe(x: int) -> int:
     return x
 
 
+@tool(return_direct=True, replay="safe", on_error="suppress")
+def report(x: int) -> int:
+    return x
+
+
 @tool(requires_approval=True, approval_facts=lambda arguments, context: {}, on_error="raise")
 def ask_with_facts(x: int) -> int:
     return x
@@ -127,12 +140,21 @@ def ask_with_facts(x: int) -> int:
 
 class Clerk(Agent):
     model = "none/none"
-    tools = [look, put, pay, pay_or_fail, ask, ask_soon, maybe, ask_with_facts]
+    tools = [look, put, pay, pay_or_fail, ask, ask_soon, maybe, ask_with_facts, report]
     max_iterations = 4
     definition_id = "clerk"
 
 
+class StrictClerk(Clerk):
+    """The same with everything on that a kernel can do to a batch."""
+
+    max_tool_repeats = 2
+    deduplicate_tool_calls = True
+    max_batch_result_chars = 40
+
+
 DEFINITION = Clerk.definition()
+STRICT = StrictClerk.definition()
 
 
 class ModelStore:
@@ -236,15 +258,15 @@ class ModelStore:
         assert len(found) <= 1
         return found[0] if found else None
 
-    def claim(self) -> tuple[Hydration, Conversation, str]:
+    def claim(self) -> tuple[Hydration, Conversation, dict[str, str]]:
         self.root = replace(self.root, epoch=self.root.epoch + 1)
         return self.read()
 
-    def read(self) -> tuple[Hydration, Conversation, str]:
+    def read(self) -> tuple[Hydration, Conversation, dict[str, str]]:
         row = self.open_execution()
         conversation = Conversation().apply(self.journal)
         if row is None:
-            return Hydration(self.root, None), conversation, ""
+            return Hydration(self.root, None), conversation, {}
         of = row.execution_id
         hydration = Hydration(
             self.root,
@@ -254,8 +276,7 @@ class ModelStore:
             tuple(item for item in self.approvals.values() if item.execution_id == of),
             self.last_seq(of),
         )
-        digest = row.state["instructions"]
-        return hydration, conversation, self.contents[digest] if digest else ""
+        return hydration, conversation, {key: self.contents[key] for key in contents_of(hydration)}
 
 
 @dataclass
@@ -265,7 +286,11 @@ class Work:
     prepares: set[str] = field(default_factory=set)
     #: Batches that user code is asked about.
     authorizations: dict[str, Authorize] = field(default_factory=dict)
+    #: ``(execution_id, sequence)`` of model calls that hooks look at.
+    builds: set[tuple[str, int]] = field(default_factory=set)
     model_calls: set[str] = field(default_factory=set)
+    #: Texts that output filters look at, by execution.
+    outputs: dict[str, str] = field(default_factory=dict)
     #: ``(tool_call_id, attempt)`` of running bodies.
     bodies: set[tuple[str, int]] = field(default_factory=set)
 
@@ -274,7 +299,19 @@ TEXTS = st.sampled_from(["yes", "no", "  ", ""])
 CALLS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["look", "put", "pay", "pay_or_fail", "ask", "ask", "ask_soon", "maybe", "ask_with_facts", "nope"]
+            [
+                "look",
+                "put",
+                "pay",
+                "pay_or_fail",
+                "ask",
+                "ask",
+                "ask_soon",
+                "maybe",
+                "ask_with_facts",
+                "report",
+                "nope",
+            ]
         ),
         st.sampled_from(['{"x": 1}', '{"x": 2}', "", '{"x": "1"}', '{"x"', "[1]"]),
     ),
@@ -283,6 +320,7 @@ CALLS = st.lists(
 RULES = st.lists(
     st.tuples(st.sampled_from(list(RuleEffect)), st.sampled_from(["look", "pay", "ask", "maybe"])), max_size=2
 )
+MESSAGES = st.sampled_from([{"role": "system", "content": "now"}, {"role": "user", "content": "psst"}])
 STATUSES = st.sampled_from(
     [
         ToolCallStatus.SUCCEEDED,
@@ -295,8 +333,13 @@ STATUSES = st.sampled_from(
 
 
 class KernelMachine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(strict=st.booleans(), hooks=st.booleans(), filters=st.booleans())
+    def begin(self, strict: bool, hooks: bool, filters: bool) -> None:
+        self.definition = STRICT if strict else DEFINITION
+        self.hooks = hooks
+        self.filters = filters
+        #: What each model call was first made with.
+        self.requests: dict[str, Any] = {}
         self.store = ModelStore()
         self.work = Work()
         #: Bodies and model calls of lost owners, which may still report.
@@ -310,12 +353,15 @@ class KernelMachine(RuleBasedStateMachine):
 
     # --- the shell ---------------------------------------------------------------------------------------------
 
+    def env(self) -> Env:
+        return Env(self.definition, self.now, builds_input=self.hooks, filters_output=self.filters)
+
     def feed(self, event: Input) -> bool:
         """One step as the engine makes it; whether it changed anything."""
         self.now += timedelta(seconds=1)
         before = self.state
-        decided = step(before, event, Env(DEFINITION, self.now))
-        again = step(before, event, Env(DEFINITION, self.now))
+        decided = step(before, event, self.env())
+        again = step(before, event, self.env())
         assert again.commit == decided.commit, "a step is a function of its arguments"
         if decided.commit is None:
             assert decided.state == before
@@ -331,6 +377,12 @@ class KernelMachine(RuleBasedStateMachine):
             match effect:
                 case Prepare():
                     self.work.prepares.add(effect.execution_id)
+                case BuildInput():
+                    self.work.builds.add((effect.request.execution_id, effect.request.sequence))
+                case FilterOutput():
+                    assert self.state.execution is not None
+                    assert self.state.execution.row.output is None, "an unfiltered output is given to nobody"
+                    self.work.outputs[effect.execution_id] = effect.text
                 case CallModel():
                     self.call_model(effect)
                 case Authorize():
@@ -349,6 +401,9 @@ class KernelMachine(RuleBasedStateMachine):
         assert len(effect.request.messages) == stored.manifest["messages"], (
             "a repeated call sees what the first saw"
         )
+        first = self.requests.setdefault(effect.request.call_id, effect.request)
+        assert effect.request == first, "a repeated call sends what the first sent"
+        assert not (self.filters and effect.stream), "tokens that no filter has seen are shown to nobody"
         self.work.model_calls.add(effect.request.call_id)
 
     def authorize(self, effect: Authorize) -> None:
@@ -403,20 +458,58 @@ class KernelMachine(RuleBasedStateMachine):
         )
         if self.state.execution is not None:
             with pytest.raises(AgentBusyError):
-                step(self.state, event, Env(DEFINITION, self.now))
+                step(self.state, event, self.env())
             return
         self.started += 1
         assert self.feed(event)
 
     @precondition(lambda self: self.work.prepares)
-    @rule(fails=st.booleans(), data=st.data())
-    def preparation_ends(self, fails: bool, data: st.DataObject) -> None:
+    @rule(fails=st.booleans(), blocked=st.booleans(), data=st.data())
+    def preparation_ends(self, fails: bool, blocked: bool, data: st.DataObject) -> None:
         execution_id = data.draw(st.sampled_from(sorted(self.work.prepares)))
         self.work.prepares.discard(execution_id)
         if fails:
-            self.feed(PreparationFailed(execution_id, ErrorRecord("ValueError", "x", "no")))
+            self.feed(PreparationFailed(execution_id, ErrorRecord("ValueError", "x", "no"), blocked=blocked))
         else:
             self.feed(PreparationDone(execution_id, Prepared("Be kind.", f"question {execution_id}")))
+
+    @precondition(lambda self: self.work.builds)
+    @rule(fails=st.booleans(), hot=st.booleans(), messages=st.lists(MESSAGES, max_size=2), data=st.data())
+    def hooks_end(self, fails: bool, hot: bool, messages: list[dict[str, Any]], data: st.DataObject) -> None:
+        execution_id, sequence = data.draw(st.sampled_from(sorted(self.work.builds)))
+        self.work.builds.discard((execution_id, sequence))
+        if fails:
+            self.feed(InputBuildFailed(execution_id, sequence, ErrorRecord("HookError", "hook_failed", "no")))
+            return
+        patch = InputPatch({"temperature": 1} if hot else {}, tuple(messages))
+        waited = self.state.execution
+        fits = waited is not None and waited.row.execution_id == execution_id
+        assert self.feed(InputBuilt(execution_id, sequence, patch)) is fits
+        assert not self.feed(InputBuilt(execution_id, sequence, patch)), (
+            "a second word about it has no effect"
+        )
+        if fits:
+            sent = self.requests[f"{execution_id}:m{sequence}"]
+            assert all(message in sent.messages for message in messages)
+            assert ("temperature" in sent.settings) is hot
+
+    @precondition(lambda self: self.work.outputs)
+    @rule(how=st.sampled_from(["pass", "change", "empty", "block", "fail"]), data=st.data())
+    def output_filters_end(self, how: str, data: st.DataObject) -> None:
+        execution_id = data.draw(st.sampled_from(sorted(self.work.outputs)))
+        raw = self.work.outputs.pop(execution_id)
+        text = {"pass": raw, "change": "filtered", "empty": ""}.get(how)
+        error = ErrorRecord("FilterBlockError", "filter_blocked", "no")
+        event: Input = (
+            OutputFiltered(execution_id, text)
+            if text is not None
+            else OutputFilterFailed(execution_id, error, how == "block")
+        )
+        if self.feed(event):
+            row = self.store.executions[execution_id]
+            assert row.output == text
+            assert row.status.value == {"block": "blocked", "fail": "failed"}.get(how, "completed")
+        assert not self.feed(event)
 
     @precondition(lambda self: self.work.model_calls)
     @rule(
@@ -664,6 +757,8 @@ class KernelMachine(RuleBasedStateMachine):
         assert fresh.execution.row == mine.row
         assert fresh.execution.progress == mine.progress
         assert fresh.execution.instructions == mine.instructions
+        assert fresh.execution.patch == mine.patch
+        assert fresh.execution.output == mine.output
         assert fresh.execution.model_call == mine.model_call
         assert fresh.execution.event_seq == mine.event_seq
         assert [call.row for call in fresh.execution.batch] == [call.row for call in mine.batch]
@@ -687,6 +782,10 @@ class KernelMachine(RuleBasedStateMachine):
             assert not live
         elif row.status is ExecutionStatus.PREPARING:
             assert row.execution_id in self.work.prepares
+        elif row.phase is Phase.BUILDING_INPUT:
+            assert (row.execution_id, execution.progress.model_calls + 1) in self.work.builds
+        elif row.phase is Phase.FILTERING_OUTPUT:
+            assert row.execution_id in self.work.outputs
         elif execution.model_call is not None:
             assert execution.model_call.model_call_id in self.work.model_calls
         else:
@@ -781,7 +880,7 @@ EXAMPLES = 60 if settings.default.max_examples <= 100 else settings.default.max_
 def test_a_replayable_call_that_takes_its_owner_with_it_every_time_fails_in_the_end() -> None:
     """Nothing else would end such a loop: every new owner makes progress, by a commit, before it dies."""
     machine = KernelMachine()
-    machine.begin()
+    machine.begin(strict=False, hooks=False, filters=False)
     machine.start(prepared=True)
     wanted = (ToolCallRequest("c0", "look", '{"x": 1}'),)
     answer = ModelAnswer(Message.assistant(None, wanted), FinishReason.STOP, Usage(1, 1))
