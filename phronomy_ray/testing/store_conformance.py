@@ -2,21 +2,19 @@
 
 Subclass each class of `ALL` in a test module and provide a fixture ``store_factory``: a callable that returns a new handle
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
+This module has who may write what; `store_values_conformance` has what comes back, and in which order.
 """
 
 from __future__ import annotations
 
 import pickle
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from phronomy_ray.canonical_json import content_hash, dumps
+from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.commits import ExecutionUpdate
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
@@ -25,52 +23,17 @@ from phronomy_ray.errors import (
     InvalidInputError,
     NotFoundError,
     OwnershipLostError,
-    PhronomyError,
-    SerializationError,
     StateConflictError,
 )
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Lifecycle, Phase, ToolCallStatus
-from phronomy_ray.store.port import Store
 from phronomy_ray.testing import store_samples as samples
-from phronomy_ray.testing.store_samples import START, Owner, owned
-
-StoreFactory = Callable[[], Store]
-
-#: Values that must come back as they went in: small, nested, any plane of Unicode, controls, and over the inline limit.
-ROUND_TRIPS: dict[str, Any] = {
-    "null": None,
-    "empty": {},
-    "false": False,
-    "zero": 0,
-    "blank": "",
-    "text": "hello",
-    "number": 12.5,
-    "big_integer": 2**80,
-    "nested": {"b": [1, {"a": None}], "a": {"z": True}},
-    "unicode": "naïve 漢字 🍸 \u202e \ufeff",
-    "nul": "a\x00b",
-    "controls": "".join(map(chr, range(32))),
-    "like_a_token": "gAAAAABn",
-    "like_sql": "'; DROP TABLE agents; --",
-    "at_the_limit": "x" * 4094,
-    "over_the_limit": "x" * 4095,
-    "large": {"rows": [{"n": n, "t": "漢" * 50} for n in range(500)]},
-}
-
-
-def race(*calls: Callable[[], Any]) -> list[Any]:
-    """Run `calls` at the same moment; each result is a value or the error that it raised."""
-    barrier = threading.Barrier(len(calls))
-
-    def run(call: Callable[[], Any]) -> Any:
-        barrier.wait(timeout=30)
-        try:
-            return call()
-        except PhronomyError as error:
-            return error
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls))
+from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
+from phronomy_ray.testing.store_values_conformance import (
+    ApprovalConformance,
+    ContentConformance,
+    ReadConformance,
+    RuleConformance,
+)
 
 
 class AgentConformance:
@@ -526,239 +489,6 @@ class SettleConformance:
             owner.store.settle("nobody", epoch=1, commit_id="x")
 
 
-class ContentConformance:
-    """Values come back whole, wherever they were kept."""
-
-    @pytest.mark.parametrize("name", ROUND_TRIPS)
-    def test_round_trip_in_every_column(self, store_factory: StoreFactory, name: str) -> None:
-        value = ROUND_TRIPS[name]
-        owner = owned(store_factory())
-        context = None if value is None else {"v": value}
-        row = owner.start("e1", input=value, durable_context=context)
-        call = samples.tool_call("e1", "alice", arguments=value, result=value, model_text=dumps(value))
-        request = samples.approval(call)
-        occurrence = samples.event("e1", "alice", 1, {"v": value})
-        owner.append(
-            value,
-            new_model_calls=(samples.model_call("e1"),),
-            new_tool_calls=(call,),
-            new_approvals=(request,),
-            events=(occurrence,),
-        )
-        store = store_factory()
-        assert store.load_execution("e1") == row
-        assert store.read_journal("alice")[0].content == value
-        assert store.tool_calls("e1") == [call]
-        assert store.approvals() == [request]
-        assert store.events("e1") == [occurrence]
-        done = owner.change(row, status=ExecutionStatus.COMPLETED, output=dumps(value))
-        assert store.list_executions() == [done]
-
-    def test_round_trip_in_every_row_of_a_large_batch(self, store_factory: StoreFactory) -> None:
-        """Many rows may travel another way than one; what they say must not depend on it."""
-        owner = owned(store_factory())
-        owner.start("e1")
-        values = list(ROUND_TRIPS.values())
-        intents = tuple(
-            samples.tool_call("e1", "alice", n, arguments=value) for n, value in enumerate(values)
-        )
-        requests = tuple(samples.approval(call) for call in intents)
-        owner.append(
-            new_model_calls=(samples.model_call("e1"),),
-            new_tool_calls=intents,
-            new_approvals=requests,
-            events=tuple(samples.event("e1", "alice", n, {"v": value}) for n, value in enumerate(values, 1)),
-        )
-        assert owner.store.tool_calls("e1") == list(intents)
-        assert owner.store.approvals(limit=1000) == list(requests)
-        done = tuple(
-            replace(
-                call,
-                status=ToolCallStatus.SUCCEEDED,
-                attempt=n,
-                result=value,
-                model_text=dumps(value),
-                error={"message": "\x00"} if n % 2 else None,
-                attempts=[{"number": n, "node": "%(rows)s"}],
-                started_at=START,
-                ended_at=START + timedelta(microseconds=n),
-            )
-            for n, (call, value) in enumerate(zip(intents, values, strict=True))
-        )
-        decided = tuple(
-            replace(item, status=ApprovalStatus.APPROVED, decided_at=START, reason=f"100% {n} :x")
-            for n, item in enumerate(requests)
-        )
-        owner.append(*values, tool_calls=done, approvals=decided)
-        store = store_factory()
-        assert store.tool_calls("e1") == list(done)
-        assert store.approvals(limit=1000) == list(decided)
-        assert [record.content for record in store.read_journal("alice")] == values
-        assert [row.payload["v"] for row in store.events("e1")] == values
-
-    def test_a_large_update_of_a_row_that_is_not_stored_writes_nothing(
-        self, store_factory: StoreFactory
-    ) -> None:
-        owner = owned(store_factory())
-        owner.start("e1")
-        calls = tuple(samples.tool_call("e1", "alice", n) for n in range(20))
-        owner.append(new_model_calls=(samples.model_call("e1"),), new_tool_calls=calls)
-        done = [replace(call, status=ToolCallStatus.SUCCEEDED) for call in calls]
-        done[7] = replace(done[7], tool_call_id="tc_nobody")
-        with pytest.raises(ConflictError, match="1 of 20"):
-            owner.append("a", tool_calls=tuple(done))
-        assert owner.store.tool_calls("e1") == list(calls)
-
-    def test_lone_surrogates_are_cleaned_and_pairs_joined(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        owner.start("e1")
-        call = samples.tool_call("e1", "alice", tool_name="t\ud835", provider_call_id="c\x00\udfff")
-        owner.append({"k\ud835": ["\ud835", "\ud83c\udf78", "\udf78" * 5000]}, new_tool_calls=(call,))
-        store = store_factory()
-        assert store.read_journal("alice")[0].content == {"k�": ["�", "🍸", "�" * 5000]}
-        assert store.tool_calls("e1")[0].tool_name == "t�"
-        assert store.tool_calls("e1")[0].provider_call_id == "c��"
-
-    def test_ten_megabytes(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        owner.start("e1")
-        value = "0123456789" * 1_000_000
-        call = samples.tool_call("e1", "alice")
-        owner.append(new_tool_calls=(call,))
-        call = replace(call, status=ToolCallStatus.SUCCEEDED, result=value, model_text="cut")
-        owner.append(tool_calls=(call,))
-        assert store_factory().tool_calls("e1") == [call]
-
-    @pytest.mark.parametrize("value", [object(), float("nan"), {1: 2}, b"bytes", {1, 2}])
-    def test_what_is_not_json_is_a_typed_error(self, store_factory: StoreFactory, value: object) -> None:
-        owner = owned(store_factory())
-        with pytest.raises(SerializationError):
-            owner.append(value)
-        owner.append("still usable")
-
-    def test_naive_time_is_refused(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        with pytest.raises(SerializationError):
-            owner.append(now=START.replace(tzinfo=None))
-
-    def test_named_contents(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        texts = ["You are helpful. 漢", "x" * 50_000, ""]
-        contents = tuple((content_hash(text), text) for text in texts)
-        owner.append(contents=contents)
-        owner.append(contents=contents)
-        for hash_, text in contents:
-            assert store_factory().read_content(hash_) == text
-        with pytest.raises(NotFoundError):
-            owner.store.read_content(content_hash("other"))
-
-    def test_agents_that_share_contents_do_not_deadlock(self, store_factory: StoreFactory) -> None:
-        owners = [owned(store_factory(), name) for name in ("a", "b", "c")]
-        texts = [f"shared {number}" for number in range(20)]
-
-        def work(owner: Owner, order: int) -> None:
-            for number in range(5):
-                shared = [f"{text}/{number}" for text in texts][::order]
-                owner.append(contents=tuple((content_hash(text), text) for text in shared))
-
-        results = race(*(lambda o=o, d=d: work(o, d) for o, d in zip(owners, (1, -1, 1), strict=True)))
-        assert results == [None] * 3
-
-    def test_S10_stored_text_is_never_code(self, store_factory: StoreFactory) -> None:
-        hostile = {
-            "type": "os.system",
-            "lc": 1,
-            "id": ["os", "system"],
-            "py/object": "os.system",
-            "__class__": "subprocess.Popen",
-            "args": ["touch /tmp/phronomy-owned"],
-        }
-        error = {"type": "os.system", "code": "x", "message": "!", "details": hostile}
-        owner = owned(store_factory())
-        row = owner.start("e1", input=hostile, durable_context=hostile, state=hostile, error=error)
-        owner.append(hostile, events=(samples.event("e1", "alice", 1, hostile),))
-        store = store_factory()
-        assert store.load_execution("e1") == row
-        assert store.read_journal("alice")[0].content == hostile
-        assert store.events("e1")[0].payload == hostile
-
-
-class ReadConformance:
-    """Pages and orders."""
-
-    def test_journal_pages(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        owner.append(*range(1, 11))
-
-        def page(**arguments: Any) -> list[int]:
-            return [record.position for record in owner.store.read_journal("alice", **arguments)]
-
-        assert page() == list(range(1, 11))
-        assert page(after=7) == [8, 9, 10]
-        assert page(before=4) == [1, 2, 3]
-        assert page(after=3, before=6) == [4, 5]
-        assert page(limit=2) == [1, 2]
-        assert page(limit=2, newest_first=True) == [10, 9]
-        assert page(before=9, limit=2, newest_first=True) == [8, 7]
-        assert page(limit=0) == []
-        assert owner.store.read_journal("nobody") == []
-        with pytest.raises(InvalidInputError):
-            page(limit=-1)
-
-    def test_records_come_back_whole(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        owner.start("e1")
-        records = (
-            samples.record(
-                1, "x", execution_id="e1", model_call_id="e1:m1", causation_id="tc_1", generation=2
-            ),
-            samples.record(2, None, role=None, context_candidate=False, metadata={}),
-            samples.record(3, "z", execution_id="e1"),
-        )
-        owner.append(journal=records)
-        assert owner.store.read_journal("alice") == list(records)
-        assert owner.store.journal_of_execution("e1") == [records[0], records[2]]
-
-    def test_events_after(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        owner.start("e1")
-        events = [samples.event("e1", "alice", seq) for seq in range(1, 8)]
-        owner.append(events=tuple(events))
-        assert owner.store.events("e1") == events
-        assert owner.store.events("e1", after=5) == events[5:]
-        assert owner.store.events("e1", after=2, limit=2) == events[2:4]
-
-    def test_approvals_oldest_first(self, store_factory: StoreFactory) -> None:
-        store = store_factory()
-        requests = []
-        for number, name in enumerate(("alice", "bob")):
-            owner = owned(store, name)
-            owner.start(f"e-{name}")
-            calls = tuple(samples.tool_call(f"e-{name}", name, position) for position in range(3))
-            mine = [samples.approval(call, created_at=START + timedelta(seconds=number)) for call in calls]
-            mine[1] = replace(mine[1], status=ApprovalStatus.VOID)
-            owner.append(new_tool_calls=calls, new_approvals=tuple(reversed(mine)))
-            requests += mine
-        assert store.approvals() == requests
-        assert store.approvals(agent_id="bob") == requests[3:]
-        assert store.approvals(execution_id="e-alice") == requests[:3]
-        assert store.approvals(pending_only=True) == [
-            r for r in requests if r.status is ApprovalStatus.PENDING
-        ]
-        assert store.approvals(limit=2) == requests[:2]
-
-    def test_store_can_be_used_after_close(self, store_factory: StoreFactory) -> None:
-        owner = owned(store_factory())
-        owner.store.close()
-        owner.append("again")
-        owner.store.close()
-        owner.store.close()
-        assert len(owner.store.read_journal("alice")) == 1
-
-    def test_identity_is_equal_for_handles_on_one_store(self, store_factory: StoreFactory) -> None:
-        assert store_factory().identity == store_factory().identity
-
-
 ALL = (
     AgentConformance,
     FencingConformance,
@@ -767,6 +497,8 @@ ALL = (
     SettleConformance,
     ContentConformance,
     ReadConformance,
+    ApprovalConformance,
+    RuleConformance,
 )
 
 __all__ = ["ALL", "StoreFactory", "race", *(cls.__name__ for cls in ALL)]

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from phronomy_ray import ids
 from phronomy_ray.commits import Commit, ExecutionUpdate, Hydration, NewAgent
+from phronomy_ray.errors import PhronomyError
 from phronomy_ray.journal import (
     ApprovalRow,
     ApprovalStatus,
@@ -27,6 +31,8 @@ from phronomy_ray.journal import (
     ToolCallStatus,
 )
 from phronomy_ray.store.port import Store
+
+StoreFactory = Callable[[], Store]
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -127,6 +133,7 @@ def approval(call: ToolCallRow, **changes: Any) -> ApprovalRow:
         arguments=call.arguments,
         status=ApprovalStatus.PENDING,
         created_at=START,
+        batch_id=call.model_call_id,
     )
     return replace(sample, **changes)
 
@@ -136,6 +143,21 @@ def event(execution_id: str, agent_id: str, seq: int, payload: Any = None) -> Ev
     return EventRow(
         execution_id, seq, agent_id, "tool_result", {"n": seq} if payload is None else payload, START
     )
+
+
+def race(*calls: Callable[[], Any]) -> list[Any]:
+    """Run `calls` at the same moment; each result is a value or the error that it raised."""
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        barrier.wait(timeout=30)
+        try:
+            return call()
+        except PhronomyError as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
 
 
 class Owner:
@@ -232,6 +254,7 @@ def append_in_process(url: str, agent_id: str, count: int) -> int:
 __all__ = [
     "START",
     "Owner",
+    "StoreFactory",
     "append_in_process",
     "approval",
     "event",
@@ -239,6 +262,7 @@ __all__ = [
     "model_call",
     "new_agent",
     "owned",
+    "race",
     "record",
     "tool_call",
 ]

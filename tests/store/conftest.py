@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-pytest.register_assert_rewrite("phronomy_ray.testing.store_conformance", "phronomy_ray.testing.store_samples")
+pytest.register_assert_rewrite(
+    "phronomy_ray.testing.store_conformance",
+    "phronomy_ray.testing.store_values_conformance",
+    "phronomy_ray.testing.store_samples",
+)
 
 from phronomy_ray.store.engines import StoreOptions, make_engine  # noqa: E402  after the rewrite hook
 from phronomy_ray.store.locations import parse_location  # noqa: E402

@@ -40,3 +40,11 @@ class TestContent(suite.ContentConformance):
 
 class TestReads(suite.ReadConformance):
     pass
+
+
+class TestApprovals(suite.ApprovalConformance):
+    pass
+
+
+class TestRules(suite.RuleConformance):
+    pass

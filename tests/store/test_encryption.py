@@ -60,7 +60,16 @@ def write_everything(owner: Owner, canary: str) -> None:
                     attempts=[{"error": canary}],
                 ),
             ),
-            approvals=(replace(request, status=ApprovalStatus.REJECTED, decided_by=canary, reason=canary),),
+            approvals=(
+                replace(
+                    request,
+                    status=ApprovalStatus.REJECTED,
+                    decided_by=canary,
+                    reason=canary,
+                    edited_arguments={"q": canary},
+                    fingerprint={"arguments": canary},
+                ),
+            ),
             journal=(samples.record(owner.position + 1, "x", metadata={"m": canary}),),
         )
 

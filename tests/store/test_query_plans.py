@@ -22,12 +22,14 @@ from phronomy_ray.testing.store_samples import owned
             statements.approval_list(of_execution=False, of_agent=False, pending_only=True),
             "ix_approvals_pending_created_at",
         ),
+        (statements.RULES_IN_FORCE, "ix_standing_rules_in_force_scope"),
     ],
 )
 def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> None:
     owned(sqlite_database.open())
     text = str(query.compile(dialect=sqlite.dialect(paramstyle="named")))
     names = ("the_agent_id", "the_execution_id", "row_limit", "param_1")
+    names += ("everywhere", "of_agent", "of_definition", "now")
     with sqlite_database.engine().begin() as connection:
         plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, dict.fromkeys(names, 1)).all()
     steps = " / ".join(str(row[3]) for row in plan)
