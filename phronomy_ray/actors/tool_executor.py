@@ -124,13 +124,17 @@ class RayToolExecutor(WorkerInputRestricted):
 
     def stragglers(self, execution_id: str) -> bool:
         """See `tools.executor.ToolExecutor`."""
-        return any(run.stragglers for run in self._runs if run.execution_id == execution_id)
+        pooled = any(run.stragglers for run in self._runs if run.execution_id == execution_id)
+        return pooled or self._cooperative.stragglers.any_of(execution_id)
 
     async def quiesce(self, execution_id: str, timeout_s: float) -> frozenset[CallKey]:
         """See `tools.executor.ToolExecutor`."""
         runs = [run for run in self._runs if run.execution_id == execution_id and run.stragglers]
-        await _until_all(runs, lambda run: not run.stragglers, timeout_s)
-        return frozenset(key for run in runs for key in run.abandon())
+        cooperative, _ = await asyncio.gather(
+            self._cooperative.stragglers.wait(execution_id, timeout_s),
+            _until_all(runs, lambda run: not run.stragglers, timeout_s),
+        )
+        return cooperative | {key for run in runs for key in run.abandon()}
 
     async def stop(self, grace_s: float) -> None:
         """See `tools.executor.ToolExecutor`; a worker in which nothing else lives is killed after the grace time."""

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, overload
 
 from phronomy_ray.definition.callables import is_async_callable, own_docstring, plain_name, target_of
@@ -51,6 +52,7 @@ from phronomy_ray.definition.tool_spec import (
     with_name,
 )
 from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.tool_calls import ToolContext
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -61,6 +63,7 @@ __all__ = [
     "RayOptions",
     "Replay",
     "Tool",
+    "ToolCompletion",
     "ToolOrigin",
     "ToolSpec",
     "derive_tool_name",
@@ -70,6 +73,16 @@ __all__ = [
     "tool",
     "with_name",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCompletion:
+    """What a `Tool.call_async` may give when its work outlives its result."""
+
+    #: Gives the result; the call has its outcome then.
+    result: Awaitable[Any]
+    #: Ends when nothing of the work runs any more; what it gives or raises has no effect. Never cancelled by us.
+    finished: Awaitable[Any]
 
 
 class Tool:
@@ -140,7 +153,8 @@ class Tool:
         ]
         cls.redact_params = tuple(dict.fromkeys(inherited))
         cls._spec = None
-        if cls.execute is not Tool.execute and not abstract:
+        has_body = cls.execute is not Tool.execute or cls.call_async is not Tool.call_async
+        if has_body and not abstract:
             cls._spec = _compile_class(cls)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,6 +176,16 @@ class Tool:
         """Call the body with bound arguments; the result may be awaitable."""
         return self.execute(**arguments)
 
+    def call_async(self, arguments: dict[str, Any], context: ToolContext) -> Awaitable[Any] | ToolCompletion:
+        """Run one call in a way of your own; override it, plain or ``async``.
+
+        `arguments` are bound as for the body, without the context. Return an awaitable of the result, or a `ToolCompletion`
+        when the work goes on behind the result. The result is encoded, cut and filtered like any other, once; the tool's
+        timeout holds for it, and a cancelled call has its awaitable cancelled. Without an ``execute`` beside it the tool must
+        declare ``parameters``. Follows Phronomy's custom completions.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no call_async of its own; its body is execute")
+
     def with_options(self, **changes: Any) -> Self:
         """A copy of this tool with some options changed and all others kept; hidden parameters add up.
 
@@ -179,7 +203,7 @@ class Tool:
 
     def _callable(self) -> Callable[..., Any]:
         """What is called with the arguments, without ``self``."""
-        return self.execute
+        return self.execute if type(self).execute is not Tool.execute else _takes_all
 
 
 class FunctionTool(Tool, abstract=True):
@@ -258,12 +282,20 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return decorate if function is None else decorate(function)
 
 
+def _takes_all(**arguments: Any) -> None:
+    """Signature of a tool that has no body but its own ``call_async``."""
+
+
 def _compile_class(cls: type[Tool]) -> ToolSpec:
     options = {key: getattr(cls, key) for key in OPTION_DEFAULTS}
     if not options["description"]:
         documented = [base.__dict__.get("__doc__") for base in cls.__mro__[: cls.__mro__.index(Tool)]]
         options["description"] = inspect.cleandoc(next(filter(None, documented), ""))
     fallback = derive_tool_name(snake_case(cls.__name__).removesuffix("_tool"))
+    if cls.call_async is not Tool.call_async:
+        options["execution_mode"] = options["execution_mode"] or ExecutionMode.COOPERATIVE
+        if cls.execute is Tool.execute:
+            return _compile(_takes_all, options, fallback_name=fallback)
     is_plain = isinstance(inspect.getattr_static(cls, "execute"), staticmethod | classmethod)
     return _compile(cls.execute, options, fallback_name=fallback, skip_self=not is_plain)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -34,6 +33,7 @@ from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.redaction import redact_json, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
 from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS, encode_result
+from phronomy_ray.tools.calling import PhysicalEnd, attempt_of, is_custom, settle, settle_blocking
 from phronomy_ray.tools.filtering import FiltersStopped, run_filters
 from phronomy_ray.tools.off_loop import off_loop
 
@@ -54,16 +54,26 @@ def timestamp() -> str:
 
 
 async def run_async(
-    bound: BoundTool, invocation: ToolInvocation, *, is_cancelled: Callable[[], bool], node: str = NODE
+    bound: BoundTool,
+    invocation: ToolInvocation,
+    *,
+    is_cancelled: Callable[[], bool],
+    node: str = NODE,
+    on_finished: Callable[[], None] = lambda: None,
 ) -> ToolOutcome:
-    """Run one call on the present event loop. Cancelling the task gives a ``cancelled`` outcome, not an exception."""
+    """Run one call on the present event loop. Cancelling the task gives a ``cancelled`` outcome, not an exception.
+
+    `on_finished` is called once, when nothing of the body runs any more: before this returns, unless the tool says that
+    its work outlives its result (`ToolCompletion`).
+    """
     started = timestamp()
+    end = PhysicalEnd(on_finished)
     try:
-        arguments = _bind(bound, invocation, is_cancelled)
+        begin = _bind(bound, invocation, is_cancelled)
         value: Any = None
-        async for attempt in AsyncRetrying(**_retry_options(bound, is_cancelled)):
+        async for attempt in AsyncRetrying(**_retry_options(bound, is_cancelled, end)):
             with attempt:
-                value = await _call_async(bound, arguments)
+                value = await _call_async(bound, begin, end)
         value = await _filtered_async(bound, invocation, value, is_cancelled)
         return _succeeded(bound, invocation, value, node, started)
     except asyncio.CancelledError as error:
@@ -72,6 +82,8 @@ async def run_async(
         return _failed(bound, invocation, error, node, started)
     except BaseException as error:  # noqa: BLE001 - one outcome whatever a body raises; SystemExit must not end the agent
         return _failed(bound, invocation, error, node, started)
+    finally:
+        end.close()
 
 
 def run_sync(
@@ -82,29 +94,33 @@ def run_sync(
     node: str = NODE,
     on_attempt: Callable[[], None] = lambda: None,
     on_attempt_end: Callable[[], None] = lambda: None,
+    on_finished: Callable[[], None] = lambda: None,
 ) -> ToolOutcome:
     """Run one call in the present thread. The caller enforces the timeout: a thread cannot be stopped.
 
     `on_attempt` is called before each attempt, so that the caller's clock can start again, and `on_attempt_end` after
-    it: the wait before the next one is not the body's time.
+    it: the wait before the next one is not the body's time. `on_finished` is as for `run_async`; it may be called in
+    another thread.
     """
     started = timestamp()
+    end = PhysicalEnd(on_finished)
     try:
-        arguments = _bind(bound, invocation, is_cancelled)
+        begin = _bind(bound, invocation, is_cancelled)
+        custom, limit = is_custom(bound.tool), bound.spec.timeout_s
         value: Any = None
-        for attempt in Retrying(**_retry_options(bound, is_cancelled)):
+        for attempt in Retrying(**_retry_options(bound, is_cancelled, end)):
             on_attempt()
             with attempt:
                 try:
-                    value = bound.tool.body(arguments)
-                    if inspect.isawaitable(value):
-                        value = asyncio.run(_await_within(value, bound.spec.timeout_s))
+                    value = settle_blocking(begin, custom=custom, timeout_s=limit, end=end)
                 finally:
                     on_attempt_end()
         value = _filtered_sync(bound, invocation, value, is_cancelled, on_attempt, on_attempt_end)
         return _succeeded(bound, invocation, value, node, started)
     except BaseException as error:  # noqa: BLE001 - as in run_async
         return _failed(bound, invocation, error, node, started)
+    finally:
+        end.close()
 
 
 def timed_out(bound: BoundTool, invocation: ToolInvocation, *, node: str, started: str) -> ToolOutcome:
@@ -150,7 +166,10 @@ def not_performed(invocation: ToolInvocation) -> ToolOutcome:
     )
 
 
-def _bind(bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
+def _bind(
+    bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[], bool]
+) -> Callable[[], Any]:
+    """What begins an attempt of the body with the call's arguments."""
     context = ToolContext(
         agent_id=invocation.agent_id,
         execution_id=invocation.execution_id,
@@ -162,31 +181,20 @@ def _bind(bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[
         is_cancelled=is_cancelled,
     )
     try:
-        return bound.spec.parameters.bind(invocation.arguments, context)
+        arguments = bound.spec.parameters.bind(invocation.arguments, context)
     except ArgumentError as error:
         raise ToolError(
             f"the stored arguments do not fit the tool's schema any more: {error}", code="definition_changed"
         ) from None
+    return attempt_of(bound, arguments, context)
 
 
-async def _call_async(bound: BoundTool, arguments: dict[str, Any]) -> Any:
+async def _call_async(bound: BoundTool, begin: Callable[[], Any], end: PhysicalEnd) -> Any:
     try:
-        value = bound.tool.body(arguments)
-        return await _await_within(value, bound.spec.timeout_s) if inspect.isawaitable(value) else value
+        return await settle(begin(), timeout_s=bound.spec.timeout_s, end=end)
     except (StopIteration, StopAsyncIteration) as error:
         # the loop over attempts would take these for its own end, and the call for one that returned nothing
         raise RuntimeError(f"the tool raised {type(error).__name__}") from error
-
-
-async def _await_within(value: Any, timeout_s: float) -> Any:
-    deadline = asyncio.timeout(timeout_s)
-    try:
-        async with deadline:
-            return await value
-    except TimeoutError as error:
-        if deadline.expired():
-            raise ToolTimeoutError(f"the tool did not finish within {timeout_s:g} s") from None
-        raise error
 
 
 # --- result filters: after the attempts, since a filter that fails must not make the body run again ------------
@@ -242,15 +250,19 @@ def _filtered_sync(
         on_attempt_end()
 
 
-def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
+def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool], end: PhysicalEnd) -> dict[str, Any]:
     def before(state: RetryCallState) -> None:
         if state.attempt_number > 1 and is_cancelled():
             raise _Stopped("cancelled before another attempt")
 
     # Exception only: cancellation, KeyboardInterrupt and SystemExit are never tried again; nor is a body that timed out,
-    # since the first attempt may still run
+    # or says that it goes on, since the first attempt may still run
     retriable = retry_if_exception(
-        lambda error: isinstance(error, Exception) and not isinstance(error, _Stopped | ToolTimeoutError)
+        lambda error: (
+            isinstance(error, Exception)
+            and not isinstance(error, _Stopped | ToolTimeoutError)
+            and not end.is_pending
+        )
     )
     return {
         "stop": stop_after_attempt(bound.spec.retries + 1),

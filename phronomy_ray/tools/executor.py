@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from phronomy_ray.definition.agent import BoundTool
@@ -89,6 +90,8 @@ class CooperativeRuns(WorkerInputRestricted):
     def __init__(self, node: str = NODE, environment: ToolEnvironment | None = None) -> None:
         self._node = node
         self._environment = environment
+        #: Work that outlives the result that it gave (`ToolCompletion`).
+        self.stragglers = Stragglers()
         self._tasks: dict[asyncio.Task[None], tuple[ToolInvocation, Sink]] = {}
         self._stop = asyncio.Event()
 
@@ -121,10 +124,15 @@ class CooperativeRuns(WorkerInputRestricted):
         enter_environment(self._environment)
         key = invocation.tool_call_id
         sink(ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp()))
-        outcome = await run_async(bound, invocation, is_cancelled=stop.is_set, node=self._node)
+        finished = asyncio.Event()
+        outcome = await run_async(
+            bound, invocation, is_cancelled=stop.is_set, node=self._node, on_finished=finished.set
+        )
         task = asyncio.current_task()
         if task is not None and self._tasks.pop(task, None) is not None:
             sink(outcome)
+        if not finished.is_set():
+            self.stragglers.add_outlived(invocation, outcome, finished, sink)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         given = self._tasks.pop(task, None)
@@ -140,7 +148,7 @@ class LocalToolExecutor(WorkerInputRestricted):
         self._cooperative = CooperativeRuns(environment=environment)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-tool")
         self._blocking: set[asyncio.Task[None]] = set()
-        self._stragglers = Stragglers()
+        self._stragglers = self._cooperative.stragglers
         self._turn = _Turn()
 
     def dispatch(
@@ -217,6 +225,17 @@ class Stragglers:
 
         body.add_done_callback(ended)
 
+    def add_outlived(
+        self, invocation: ToolInvocation, outcome: ToolOutcome, finished: asyncio.Event, sink: Sink
+    ) -> None:
+        """Report it as late when `finished` is set: the work behind `outcome`, which was given already."""
+
+        async def end() -> ToolOutcome:
+            await finished.wait()
+            return replace(outcome, ended_at=timestamp())
+
+        self.add(invocation, asyncio.get_running_loop().create_task(end(), name="tool-outlived"), sink)
+
     def any_of(self, execution_id: str) -> bool:
         """Whether one of this execution runs."""
         return any(self._waited_for(execution_id))
@@ -282,6 +301,8 @@ class _BlockingCall:
         #: Whether an attempt runs, as opposed to the wait before the next one.
         self._in_attempt = False
         self._attempt_changed = asyncio.Event()
+        #: Set when nothing of the body runs any more.
+        self._finished = asyncio.Event()
 
     async def run(self, threads: ThreadPoolExecutor) -> None:
         """Run it and give the one outcome."""
@@ -298,9 +319,12 @@ class _BlockingCall:
                 break
             self._attempt_changed.clear()
         grace.cancel()
-        self._sink(self._outcome(body, queued, grace in done))
+        outcome = self._outcome(body, queued, grace in done)
+        self._sink(outcome)
         if not body.done():
             self._stragglers.add(self._invocation, body, self._sink)
+        elif self._started and not self._finished.is_set():
+            self._stragglers.add_outlived(self._invocation, outcome, self._finished, self._sink)
 
     def _outcome(
         self, body: asyncio.Future[ToolOutcome], queued: Future[ToolOutcome], stopped: bool
@@ -324,6 +348,7 @@ class _BlockingCall:
             is_cancelled=self._is_cancelled,
             on_attempt=lambda: self._report(self._on_attempt),
             on_attempt_end=lambda: self._report(self._on_attempt_end),
+            on_finished=lambda: self._report(self._finished.set),
         )
 
     def _report(self, callback: Callable[[], None]) -> None:
