@@ -166,6 +166,18 @@ def _resolved(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     ]
 
 
+def _capability(facts: dict[str, Any]) -> tuple[Text, list[str]]:
+    chosen = facts.get("chosen") or {}
+    title = Text.assemble(("capability ", "bold"), (facts["capability"], "bold"))
+    if chosen:
+        plugin = f" of {chosen['plugin']}" if chosen.get("plugin") else ""
+        title.append(f" by {chosen['implementation']}{plugin}")
+    if facts.get("reason"):
+        title.append(f": {short(facts['reason'], 160)}", style="magenta")
+    dropped = [f"not {item['implementation']}: {item['reason']}" for item in facts.get("dropped", ())]
+    return title, [short(text, 160) for text in dropped]
+
+
 def _ended(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     title = Text.assemble(("end        ", "bold"))
     title.append_text(status_text(facts["status"]))
@@ -190,6 +202,10 @@ _LINES = {
     "recovered": _recovered,
     "resolution_required": _resolution_required,
     "resolved": _resolved,
+    "capability_resolved": _capability,
+    "capability_shadowed": _capability,
+    "capability_skipped": _capability,
+    "capability_failed": _capability,
     "ended": _ended,
 }
 

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from phronomy_ray.store.port import Store
 
 PAGE = 1_000
+#: Events that are moments of their own; the others are told with the call or the request that they belong to.
+_SHOWN_EVENTS = frozenset(
+    {
+        EventType.RECOVERED,
+        EventType.RESOLUTION_REQUIRED,
+        EventType.RESOLVED,
+        EventType.CAPABILITY_RESOLVED,
+        EventType.CAPABILITY_SHADOWED,
+        EventType.CAPABILITY_SKIPPED,
+        EventType.CAPABILITY_FAILED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,7 @@ def moments_of(story: Story) -> list[Moment]:
         if approval.decided_at is not None:
             found.append(Moment(approval.decided_at, "approval_decided", facts, 1_001))
     for event in story.events:
-        if event.type in (EventType.RECOVERED, EventType.RESOLUTION_REQUIRED, EventType.RESOLVED):
+        if event.type in _SHOWN_EVENTS:
             found.append(Moment(event.created_at, event.type, dict(event.payload), 2_000 + event.seq))
     if execution.ended_at is not None:
         facts = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
@@ -69,6 +70,29 @@ async def test_a_capability_is_called_by_its_own_name_and_its_choice_is_stored(l
     assert '"search"' in shown
     assert "google" not in shown
     assert "web" not in shown
+
+
+async def test_a_person_who_inspects_the_execution_is_shown_what_was_chosen(lab: Any) -> None:
+    from rich.console import Console
+
+    from phronomy_ray.cli.inspecting import render_story
+    from phronomy_ray.cli.timeline import read_story
+
+    given = sources(
+        Provider("search", "web", plugin="acme"),
+        Provider("search", "down", priority=9, availability=lambda: False),
+        Provider("report", "monthly", kind="workflow"),  # type: ignore[arg-type]
+        Provider("browse", "web"),
+        web=says("google"),
+    )
+    await lab.run(lab.engine(searching(lab, given, capabilities=["search", "report", "browse"])))
+    console = Console(width=200, record=True, file=io.StringIO())
+    render_story(console, read_story(lab.store, "ex1"))
+    text = console.export_text()
+    assert "capability search by web of acme" in text
+    assert "not down: not available" in text
+    assert "capability report by monthly: workflows are not exposed" in text
+    assert "capability browse by web: 'web' is exposed as 'search' already" in text
 
 
 async def test_an_agent_without_registries_pays_nothing(lab: Any) -> None:
