@@ -30,6 +30,11 @@ class ToolGate:
         self._is_closed = False
         self._is_filling = False
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything ever waits here."""
+        return self._limit is not None
+
     def admit(self, invocations: Sequence[ToolInvocation], *, free: Collection[str] = ()) -> None:
         """Take a batch. Tools named in `free` pass at once and hold no place."""
         if self._limit is None:

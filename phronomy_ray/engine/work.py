@@ -233,8 +233,10 @@ class EngineWork(WorkerInputRestricted):
 
     async def _dispatch(self, effect: DispatchTools) -> None:
         await self._hooks.faults.reach("before_dispatch")
-        tools = self._tools_of(self._hooks.execution())
-        free = {name for name, bound in tools.items() if bound.is_framework}
+        free: set[str] = set()
+        if self._gate.is_limited:
+            tools = self._tools_of(self._hooks.execution())
+            free = {name for name, bound in tools.items() if bound.is_framework}
         self._gate.admit(effect.invocations, free=free)
         await self._hooks.faults.reach("after_dispatch")
 
