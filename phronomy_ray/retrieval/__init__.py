@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Splitter,
         split_documents,
     )
+    from phronomy_ray.retrieval.sql_store import SqlVectorStore
     from phronomy_ray.retrieval.vector_search import VectorSearch
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "RecursiveSplitter": "splitters",
     "SearchHit": "port",
     "Splitter": "splitters",
+    "SqlVectorStore": "sql_store",
     "VectorSearch": "vector_search",
     "VectorStore": "port",
     "add_documents": "indexing",
@@ -57,6 +59,7 @@ __all__ = [
     "RecursiveSplitter",
     "SearchHit",
     "Splitter",
+    "SqlVectorStore",
     "VectorSearch",
     "VectorStore",
     "add_documents",

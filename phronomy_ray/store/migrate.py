@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, text
 
@@ -19,7 +19,7 @@ from phronomy_ray.store import statements
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.locations import Location, parse_location
 from phronomy_ray.store.schema_state import HEAD, check_version, local_host_id, read_version
-from phronomy_ray.store.tables import VERSION_TABLE, metadata, store_meta
+from phronomy_ray.store.tables import VERSION_TABLE, metadata, store_meta, vector_documents
 from phronomy_ray.store.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -79,7 +79,12 @@ class Migrations:
 
         def work(connection: Connection) -> list[str]:
             context = MigrationContext.configure(
-                connection, opts={"version_table": VERSION_TABLE, "compare_type": True}
+                connection,
+                opts={
+                    "version_table": VERSION_TABLE,
+                    "compare_type": True,
+                    "include_object": _is_ours,
+                },
             )
             return [str(difference) for difference in compare_metadata(context, metadata)]
 
@@ -88,6 +93,12 @@ class Migrations:
             return transactions.read(work)
         finally:
             transactions.close()
+
+
+def _is_ours(item: Any, name: str | None, kind: str, reflected: bool, counterpart: Any) -> bool:
+    """Whether a comparison looks at `item`; an index that somebody made on the vectors is theirs."""
+    extra = kind == "index" and reflected and counterpart is None
+    return not (extra and item.table.name == vector_documents.name)
 
 
 def create_if_empty(location: Location, options: StoreOptions) -> None:

@@ -38,18 +38,8 @@ from phronomy_ray.store import rows, statements
 from phronomy_ray.store.batches import end_batches, run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
 from phronomy_ray.store.commit_writer import PreparedCommit
-from phronomy_ray.store.content_codec import ContentCodec, resolve_key
+from phronomy_ray.store.database import SqlDatabase
 from phronomy_ray.store.engines import StoreOptions
-from phronomy_ray.store.locations import parse_location
-from phronomy_ray.store.schema_state import (
-    Opener,
-    check_markers,
-    check_version,
-    local_host_id,
-    read_version,
-    write_markers,
-)
-from phronomy_ray.store.transactions import Transactions
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
@@ -57,34 +47,12 @@ T = TypeVar("T")
 _IDS_PER_QUERY = 5_000
 
 
-class SqlStore(WorkerInputRestricted):
+class SqlStore(SqlDatabase, WorkerInputRestricted):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 
     Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and
     options travel, connections never do. A key given as argument travels too; one from the environment does not.
     """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        content_key: str | bytes | None = None,
-        options: StoreOptions | None = None,
-        host_id: str | None = None,
-    ) -> None:
-        self._location = parse_location(url)
-        self._content_key = content_key
-        self._options = options or StoreOptions()
-        self._host_id = host_id
-        self._codec = ContentCodec(resolve_key(content_key))
-        self._transactions = Transactions(self._location, self._options)
-        self._checked = False
-        self._marked = False
-
-    @property
-    def identity(self) -> str:
-        """URL without credentials: equal for two handles on one store, safe to show."""
-        return self._location.identity
 
     def __repr__(self) -> str:
         return f"SqlStore({self.identity!r})"
@@ -391,34 +359,7 @@ class SqlStore(WorkerInputRestricted):
         parameters = {"the_execution_id": execution_id, "after": after, "row_limit": _limit(limit)}
         return self._select(statements.EVENTS, parameters, rows.to_event, rows.EVENT_REFS)
 
-    # --- life ----------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """As `Store.close`; the database is checked again on the next use."""
-        self._checked = self._marked = False
-        self._transactions.close()
-
-    def ensure_schema(self) -> None:
-        """Give an *empty* database this release's schema; leave any other one as it is.
-
-        Idempotent, and safe to call from several processes at once.
-
-        Raises:
-            SchemaVersionError: the schema is older (upgrade it on purpose) or newer.
-        """
-        from phronomy_ray.store.migrate import create_if_empty
-
-        create_if_empty(self._location, self._options)
-
-    # --- units of work -------------------------------------------------------------------------------------------
-
-    def _write(self, work: Callable[[Connection], T], *, repeat_unknown: bool = False) -> T:
-        self._ready(for_writing=True)
-        return self._transactions.write(work, repeat_unknown=repeat_unknown)
-
-    def _read(self, work: Callable[[Connection], T]) -> T:
-        self._ready(for_writing=False)
-        return self._transactions.read(work)
+    # --- inside --------------------------------------------------------------------------------------------------
 
     def _select(
         self,
@@ -441,24 +382,6 @@ class SqlStore(WorkerInputRestricted):
             part = {"content_ids": ids[start : start + _IDS_PER_QUERY]}
             bodies.update((row.content_id, row.body) for row in connection.execute(statements.CONTENTS, part))
         return RowDecoder(self._codec, bodies)
-
-    def _ready(self, *, for_writing: bool) -> None:
-        """Check once per process that this database is ours to use; the first writer leaves the markers."""
-        if not self._checked:
-            self._transactions.read(self._check)
-            self._checked = True
-        if for_writing and not self._marked:
-            self._transactions.write(
-                lambda connection: write_markers(connection, self._opener()), repeat_unknown=True
-            )
-            self._marked = True
-
-    def _check(self, connection: Connection) -> None:
-        check_version(read_version(connection), self.identity)
-        self._marked = check_markers(connection, self._opener())
-
-    def _opener(self) -> Opener:
-        return Opener(self._location, self._host_id or local_host_id(), self._codec.fingerprint)
 
 
 _NO_LIMIT = 2**31 - 1

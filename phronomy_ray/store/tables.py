@@ -15,18 +15,21 @@ What the migrations build is compared with this module by a test; change both or
 from __future__ import annotations
 
 from sqlalchemy import (
+    REAL,
     BigInteger,
     Boolean,
     Column,
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
     Text,
     literal_column,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeEngine
 
 from phronomy_ray.journal import NON_TERMINAL
@@ -296,6 +299,31 @@ events = Table(
     PrimaryKeyConstraint("execution_id", "seq", name="pk_events"),
 )
 
+#: Collections of vectors, which have nothing to do with agents; a row fixes how long its vectors are.
+vector_collections = Table(
+    "vector_collections",
+    metadata,
+    Column("collection", _key(), primary_key=True),
+    Column("dimensions", Integer, nullable=False),
+)
+
+vector_documents = Table(
+    "vector_documents",
+    metadata,
+    Column(
+        "collection",
+        _key(),
+        ForeignKey("vector_collections.collection", ondelete="CASCADE"),
+        nullable=False,
+    ),
+    Column("document_id", _key(), nullable=False),
+    Column("content", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    # little-endian float32 on SQLite; on PostgreSQL what pgvector can cast, so that one table serves with and without it
+    Column("embedding", LargeBinary().with_variant(postgresql.ARRAY(REAL), "postgresql"), nullable=False),
+    PrimaryKeyConstraint("collection", "document_id", name="pk_vector_documents"),
+)
+
 __all__ = [
     "IS_IN_FORCE",
     "IS_OPEN",
@@ -314,4 +342,6 @@ __all__ = [
     "standing_rules",
     "store_meta",
     "tool_calls",
+    "vector_collections",
+    "vector_documents",
 ]
