@@ -38,6 +38,7 @@ from phronomy_ray.kernel.state import (
     ToolOutcomes,
     ToolsLate,
 )
+from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.tools_step import live_invocations
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.tool_calls import (
@@ -103,6 +104,10 @@ class EngineWork(WorkerInputRestricted):
         self._flush: asyncio.TimerHandle | None = None
         #: Dispatches of an earlier incarnation that waited at the gate until it ended.
         self._never_begun: frozenset[CallKey] = frozenset()
+        #: Whether outcomes are being committed: what arrives meanwhile goes together in the next commit.
+        self._flushing = False
+        #: A committed batch and how many of its calls are live: counted once per commit, not once per outcome.
+        self._counted: tuple[tuple[ToolCall, ...], int] = ((), 0)
         #: Execution whose work must stop; set before the cancellation is committed.
         self.stopping: str | None = None
         #: Seconds spent waiting for model calls, transport of the input included.
@@ -265,8 +270,12 @@ class EngineWork(WorkerInputRestricted):
             return
         self._gate.ended(item.key)
         self._outcomes.append(item)
-        live = sum(call.is_live for call in execution.batch) if execution is not None else 0
-        delay = 0.0 if len(self._outcomes) >= live else GROUP_COMMIT_S
+        if not self._flushing:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Commit what has arrived within the group window; at once when nothing else can come."""
+        delay = 0.0 if len(self._outcomes) >= self._live() else GROUP_COMMIT_S
         if self._flush is not None:
             if delay:
                 return
@@ -274,15 +283,31 @@ class EngineWork(WorkerInputRestricted):
         loop = asyncio.get_running_loop()
         self._flush = loop.call_later(delay, lambda: self._hooks.spawn(self._flush_outcomes()))
 
+    def _live(self) -> int:
+        execution = self._hooks.execution()
+        batch = execution.batch if execution is not None else ()
+        if batch is not self._counted[0]:
+            self._counted = (batch, sum(call.is_live for call in batch))
+        return self._counted[1]
+
     async def _flush_outcomes(self) -> None:
         """Commit what has arrived. It stays in the list meanwhile: an activation that goes first must see it, or what is
         known would become unknown. The kernel consumes what it is given twice.
         """
         self._flush = None
         outcomes = tuple(self._outcomes)
-        if outcomes and await self._hooks.feed(ToolOutcomes(outcomes)):
+        if not outcomes:
+            return
+        self._flushing = True
+        try:
+            taken = await self._hooks.feed(ToolOutcomes(outcomes))
+        finally:
+            self._flushing = False
+        if taken:
             self.forget(outcomes)
             self._tools.acknowledge([outcome.key for outcome in outcomes])
+            if self._outcomes:
+                self._flush_soon()
 
 
 def _started_event(execution: Execution, item: ToolStarted) -> Event:

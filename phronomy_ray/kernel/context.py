@@ -46,6 +46,17 @@ _TERMINAL_KINDS = frozenset(
         RecordKind.EXECUTION_BLOCKED,
     }
 )
+#: Records that change the view; all others are facts about what was done.
+_VIEW_KINDS = (
+    MESSAGE_KINDS
+    | _TERMINAL_KINDS
+    | {
+        RecordKind.KNOWLEDGE,
+        RecordKind.TRANSCRIPT_CLEARED,
+        RecordKind.KNOWLEDGE_CLEARED,
+        RecordKind.CONTEXT_RESET,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +83,24 @@ class Conversation:
     def apply(self, records: Iterable[JournalRecord]) -> Conversation:
         """The view after `records`, which follow what it has seen."""
         view = self
+        # messages of the running execution: a batch joins the view at once
+        fresh: list[tuple[int, dict[str, Any]]] = []
         for record in records:
-            view = view._apply_one(record)
-        return view
+            if record.kind in MESSAGE_KINDS and record.execution_id is not None:
+                fresh.append((record.position, sendable(record.content)))
+            elif record.kind in _VIEW_KINDS:
+                view = view._with_current(fresh)._apply_one(record)
+                fresh = []
+        return view._with_current(fresh)
+
+    def _with_current(self, fresh: list[tuple[int, dict[str, Any]]]) -> Conversation:
+        return replace(self, current=(*self.current, *fresh)) if fresh else self
 
     def _apply_one(self, record: JournalRecord) -> Conversation:
         kind = record.kind
         if kind in MESSAGE_KINDS:
             message = sendable(record.content)
-            if record.execution_id is None:
-                return replace(self, exchanges=_append(self.exchanges, record.position, message))
-            return replace(self, current=(*self.current, (record.position, message)))
+            return replace(self, exchanges=_append(self.exchanges, record.position, message))
         if kind in _TERMINAL_KINDS:
             kept = self.current
             if kind is RecordKind.EXECUTION_REJECTED:

@@ -28,7 +28,7 @@ from phronomy_ray.journal import (
     RecordKind,
     ToolCallRow,
 )
-from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, select
+from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, Conversation, select
 from phronomy_ray.kernel.state import (
     AgentState,
     CallModel,
@@ -66,6 +66,7 @@ class Draft:
         self.is_new = state.execution is None
         self.effects: list[Effect] = []
         self._row_before = execution.row
+        self._event_seq_before = execution.event_seq
         self._batch_before = {call.row.tool_call_id: call for call in execution.batch}
         self._approvals_before = {item.approval_request_id: item for item in execution.approvals}
         self._journal: list[JournalRecord] = []
@@ -75,7 +76,9 @@ class Draft:
         self._model_calls: list[ModelCallRow] = []
         self._closed_batches: list[ToolCall] = []
         self._closed_approvals: tuple[ApprovalRow, ...] = ()
-        self._conversation = state.conversation
+        #: The view after the first `_viewed` records of the journal.
+        self._view = state.conversation
+        self._viewed = 0
 
     @property
     def tools(self) -> ToolSet:
@@ -112,7 +115,6 @@ class Draft:
             metadata=metadata or {},
         )
         self._journal.append(record)
-        self._conversation = self._conversation.apply((record,))
 
     def message(self, kind: RecordKind, channel: Channel, message: Message, **options: Any) -> None:
         """Append a message that a model may see."""
@@ -120,10 +122,9 @@ class Draft:
 
     def event(self, type_: EventType, payload: dict[str, Any]) -> None:
         """Add a durable event."""
-        seq = self.execution.event_seq + 1
         row = self.execution.row
+        seq = self._event_seq_before + len(self._events) + 1
         self._events.append(EventRow(row.execution_id, seq, row.agent_id, type_.value, payload, self.env.now))
-        self.execution = replace(self.execution, event_seq=seq)
 
     def content(self, text: str) -> str:
         """Keep `text` by hash; returns the hash."""
@@ -164,7 +165,13 @@ class Draft:
 
     def execution_messages(self) -> tuple[tuple[int, dict[str, Any]], ...]:
         """Messages of this execution, with their positions."""
-        return self._conversation.current
+        return self._conversation().current
+
+    def _conversation(self) -> Conversation:
+        """The view with all records of this step; a large batch is applied at once."""
+        self._view = self._view.apply(self._journal[self._viewed :])
+        self._viewed = len(self._journal)
+        return self._view
 
     def close_batch(self) -> None:
         """The present batch is journaled: write its rows, forget it and its approvals."""
@@ -246,7 +253,7 @@ class Draft:
         tools_hash, tools_text = tools.content
         row = self.execution.row
         selection = select(
-            self._conversation,
+            self._conversation(),
             instructions=self.execution.instructions,
             tool_tokens=len(tools_text) // CHARS_PER_TOKEN if tools.definitions else 0,
             budget=self.env.input_budget,
@@ -296,7 +303,8 @@ class Draft:
         root = self.state.root
         row = self._final_row()
         ended = row.status.is_terminal
-        view_changed = self._conversation.exchanges is not self.state.conversation.exchanges
+        conversation = self._conversation()
+        view_changed = conversation.exchanges is not self.state.conversation.exchanges
         context_revision = root.context_revision + (1 if ended and view_changed else 0)
         lifecycle = Lifecycle.IDLE if ended else _LIFECYCLE[row.status]
         number = self.state.commits + 1
@@ -336,8 +344,10 @@ class Draft:
                 updated_at=self.env.now,
                 starts_without_progress=0,
             ),
-            conversation=self._conversation,
-            execution=None if ended else replace(self.execution, row=row),
+            conversation=conversation,
+            execution=None
+            if ended
+            else replace(self.execution, row=row, event_seq=self._event_seq_before + len(self._events)),
             commits=number,
             stored=self.state.stored | self._contents.keys() if self._contents else self.state.stored,
         )

@@ -71,9 +71,12 @@ async def run_async(
     try:
         begin = _bind(bound, invocation, is_cancelled)
         value: Any = None
-        async for attempt in AsyncRetrying(**_retry_options(bound, is_cancelled, end)):
-            with attempt:
-                value = await _call_async(bound, begin, end)
+        if not bound.spec.retries:  # an iterator of attempts costs more than a short body
+            value = await _call_async(bound, begin, end)
+        else:
+            async for attempt in AsyncRetrying(**_retry_options(bound, is_cancelled, end)):
+                with attempt:
+                    value = await _call_async(bound, begin, end)
         value = await _filtered_async(bound, invocation, value, is_cancelled)
         return _succeeded(bound, invocation, value, node, started)
     except asyncio.CancelledError as error:

@@ -115,7 +115,7 @@ def test_defaults() -> None:
             "on_schema_error": OnSchemaError.RETURN_ERROR,
             "timeout_s": 60.0,
             "retries": 0,
-            "max_result_chars": 32_000,
+            "max_result_chars": None,
             "return_direct": False,
             "result_filters": (),
             "pool": "default",
