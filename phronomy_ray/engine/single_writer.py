@@ -152,7 +152,7 @@ class SingleWriter(WorkerInputRestricted):
                 faults=self._faults,
                 publish=self.hub.publish,
                 feed=self._feed,
-                spawn=lambda work: self._spawn(self._guard(work)),
+                spawn=self._spawn_guarded,
                 execution=lambda: self._state.execution if self._state is not None else None,
                 rules=self._rules,
             ),
@@ -437,6 +437,11 @@ class SingleWriter(WorkerInputRestricted):
                 self._halt(error)
             return False
         return True
+
+    def _spawn_guarded(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._spawn(self._guard(work))
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, nobody has awaited it
+        return task
 
     async def _guard(self, work: Coroutine[Any, Any, Any]) -> None:
         """Work that ends without an input for the kernel would never be missed: whatever it raises stops the engine."""
