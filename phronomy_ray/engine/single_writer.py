@@ -440,7 +440,9 @@ class SingleWriter(WorkerInputRestricted):
 
     def _spawn_guarded(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._spawn(self._guard(work))
-        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, nobody has awaited it
+        task.add_done_callback(
+            lambda _: work.close()
+        )  # cancelled before its first step, nobody has awaited it
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, Any]) -> None:
