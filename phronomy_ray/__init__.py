@@ -10,7 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phronomy_ray.approvals import ApprovalEvaluationRequest, ApprovalVerdict
+    from phronomy_ray.approvals import (
+        ApprovalEvaluationRequest,
+        ApprovalVerdict,
+        RuleEffect,
+        StandingRule,
+    )
     from phronomy_ray.assembly.capabilities import CapabilityRegistry, Provider
     from phronomy_ray.assembly.registry import ToolRegistry
     from phronomy_ray.assembly.sources import AssemblySources
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from phronomy_ray.events import Event, EventType
     from phronomy_ray.journal import ExecutionStatus
     from phronomy_ray.messages import Message, ToolCallRequest, Usage
-    from phronomy_ray.results import ApprovalRequest, RunResult, UnresolvedCall
+    from phronomy_ray.results import ApprovalDecision, ApprovalRequest, RunResult, UnresolvedCall
     from phronomy_ray.runtime.agent_handle import AgentHandle
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.placement import Dedicated
@@ -44,6 +49,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Agent": "definition.agent",
     "AgentHandle": "runtime.agent_handle",
+    "ApprovalDecision": "results",
     "ApprovalEvaluationRequest": "approvals",
     "ApprovalRequest": "results",
     "ApprovalVerdict": "approvals",
@@ -68,8 +74,10 @@ _HOMES = {
     "Provider": "assembly.capabilities",
     "RayOptions": "definition.tool",
     "Replay": "definition.tool",
+    "RuleEffect": "approvals",
     "RunResult": "results",
     "Runtime": "runtime.runtime",
+    "StandingRule": "approvals",
     "Tool": "definition.tool",
     "ToolCallRequest": "messages",
     "ToolContext": "tool_calls",
@@ -85,6 +93,7 @@ _HOMES = {
 __all__ = [
     "Agent",
     "AgentHandle",
+    "ApprovalDecision",
     "ApprovalEvaluationRequest",
     "ApprovalRequest",
     "ApprovalVerdict",
@@ -109,8 +118,10 @@ __all__ = [
     "Provider",
     "RayOptions",
     "Replay",
+    "RuleEffect",
     "RunResult",
     "Runtime",
+    "StandingRule",
     "Tool",
     "ToolCallRequest",
     "ToolContext",

@@ -305,7 +305,7 @@ class ToolCallRow:
     #: How it was settled before it ran, where that was more than the tool's plain default: who decided what by which
     #: rule, the facts, edited arguments (`kernel.authorization`); versioned JSON.
     authorization: dict[str, Any] | None = None
-    #: What of the tool's declaration holds for this call whatever the tool becomes: version, ``return_direct``.
+    #: The tool's version when the call was made, unless it was the first; versioned JSON.
     contract: dict[str, Any] = field(default_factory=dict)
 
 

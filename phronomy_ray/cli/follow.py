@@ -95,6 +95,12 @@ class Follower:
                 self._approval(payload)
             case EventType.RESOLUTION_REQUIRED:
                 self._resolution(payload)
+            case EventType.AUTHORIZATION_DECIDED:
+                rule = f" {payload['rule']['rule_id']}" if payload.get("rule") else ""
+                text = f"{payload['tool_name']}: {payload['verdict']} by {payload['source']}{rule}"
+                self._note(text, "dim")
+            case EventType.APPROVAL_DECIDED if payload.get("status") == "expired":
+                self._note("nobody answered in time: rejected", "red")
             case EventType.APPROVAL_DECIDED if not self._interactive:
                 word = "approved" if payload.get("approved") else "rejected"
                 self._note(f"{word} by {payload.get('decided_by') or 'somebody'}", "yellow")
@@ -133,6 +139,10 @@ class Follower:
             f"approval needed: {payload['tool_name']} {short(payload.get('arguments') or {}, 400)}",
             "bold yellow",
         )
+        if payload.get("facts"):
+            self._note(f"  facts: {short(payload['facts'], 400)}", "yellow")
+        if payload.get("expires_at"):
+            self._note(f"  counts as rejected from {payload['expires_at']}", "yellow")
         if not self._interactive:
             self._wait_or_give_up()
             return

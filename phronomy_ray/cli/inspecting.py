@@ -120,6 +120,10 @@ def _tool_call(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     if facts["attempt"] > 1:
         title.append(f", run {facts['attempt']} times ({facts['replay']})", style="magenta")
         details += [_attempt_text(item) for item in attempts]
+    settled = facts["authorization"]
+    if settled.get("source") in ("rule", "policy"):
+        rule = f" {settled['rule']['rule_id']}" if settled.get("rule") else ""
+        details.append(f"{settled['verdict']} by {settled['source']}{rule}")
     if facts["result_preview"]:
         details.append(f"-> {short(facts['result_preview'], 160)}")
     return title, details
@@ -132,7 +136,12 @@ def _attempt_text(item: dict[str, Any]) -> str:
 
 def _approval_required(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     title = Text.assemble(("approval   ", "bold yellow"), f"asked for {facts['tool_name']}")
-    return title, [f"request {facts['approval_request_id']}"]
+    details = [f"request {facts['approval_request_id']}"]
+    if facts["facts"]:
+        details.append(f"facts {short(facts['facts'], 160)}")
+    if facts["expires_at"]:
+        details.append(f"counts as rejected from {facts['expires_at']}")
+    return title, details
 
 
 def _approval_decided(facts: dict[str, Any]) -> tuple[Text, list[str]]:
@@ -140,7 +149,10 @@ def _approval_decided(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     title.append_text(status_text(facts["status"]))
     if facts["decided_by"]:
         title.append(f" by {facts['decided_by']}")
-    return title, [facts["reason"]] if facts["reason"] else []
+    details = [facts["reason"]] if facts["reason"] else []
+    if facts["edited_arguments"] is not None:
+        details.append(f"with arguments {short(facts['edited_arguments'], 160)}")
+    return title, details
 
 
 def _recovered(facts: dict[str, Any]) -> tuple[Text, list[str]]:

@@ -165,6 +165,11 @@ def tool_call_facts(row: ToolCallRow, events: Sequence[EventRow]) -> dict[str, A
         "status": row.status.value,
         "replay": row.replay,
         "requires_approval": row.requires_approval,
+        "authorization": {  # without the facts, which are redacted in the request only
+            key: value
+            for key, value in (row.authorization or {}).items()
+            if key in ("verdict", "source", "rule", "edited_by")
+        },
         "attempt": row.attempt,
         "attempts": row.attempts,
         "started_at": iso(row.started_at),

@@ -20,6 +20,7 @@ from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.ids import tool_call_id
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel.authorization import gate
+from phronomy_ray.kernel.fingerprint import FIRST_VERSION
 from phronomy_ray.kernel.tool_call import ToolCall, error_wire
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import ToolCallRequest
@@ -95,13 +96,8 @@ def _prepare(
 
 
 def _contract(spec: ToolSpec) -> dict[str, Any]:
-    """What holds for this call whatever the tool becomes while it waits; empty for what all tools have."""
-    contract: dict[str, Any] = {}
-    if spec.version != "1":
-        contract["tool_version"] = spec.version
-    if spec.return_direct:
-        contract["return_direct"] = True
-    return {"v": CONTRACT_FORMAT, **contract} if contract else {}
+    """What the call was made for beside its schema; empty for a tool at its first version."""
+    return {"v": CONTRACT_FORMAT, "tool_version": spec.version} if spec.version != FIRST_VERSION else {}
 
 
 def _refuse(

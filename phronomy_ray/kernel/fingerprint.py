@@ -11,6 +11,7 @@ from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.journal import ApprovalRow, ToolCallRow
 
 FORMAT = 1
+FIRST_VERSION = "1"
 
 
 def fingerprint_of(
@@ -21,7 +22,7 @@ def fingerprint_of(
     return {
         "v": FORMAT,
         "tool_name": row.tool_name,
-        "tool_version": bound.spec.version if bound is not None else "",
+        "tool_version": row.contract.get("tool_version", FIRST_VERSION),
         "registry_key": bound.registry_key if bound is not None else "",
         "definition_version": definition.definition_version,
         "schema_hash": row.schema_hash,
@@ -50,13 +51,16 @@ def change_since(
     schema_hash = bound.spec.shown_hash
     if schema_hash != row.schema_hash:
         return f"tool {row.tool_name!r} has another schema than the model was shown"
+    version = str(row.contract.get("tool_version", FIRST_VERSION))
+    if version != bound.spec.version:
+        return (
+            f"tool {row.tool_name!r} is at version {bound.spec.version!r}; the call was made for {version!r}"
+        )
     if approval is None or not approval.fingerprint:
         return None
     approved = approval.fingerprint
     if approved.get("definition_version") != definition.definition_version:
         return f"the agent's definition is at another version than {approved.get('definition_version')!r}"
-    if approved.get("tool_version") != bound.spec.version:
-        return f"tool {row.tool_name!r} is at version {bound.spec.version!r}, not {approved.get('tool_version')!r}"
     if approved.get("registry_key", "") != bound.registry_key:
         return f"tool {row.tool_name!r} is another implementation than the one that was approved"
     if approved.get("arguments") != arguments_hash(row):

@@ -276,7 +276,7 @@ class ApprovalConformance:
     def test_a_request_comes_back_whole(self, store_factory: StoreFactory) -> None:
         owner = owned(store_factory())
         owner.start("e1")
-        call = samples.tool_call("e1", "alice", contract={"v": 1, "return_direct": True})
+        call = samples.tool_call("e1", "alice", contract={"v": 1, "tool_version": "2"})
         large = {"text": "y" * 10_000}
         request = samples.approval(
             call,
