@@ -341,7 +341,8 @@ async def test_T11_results_are_encoded_by_the_table(lab: Any, make: Callable[[],
     assert (row.status, row.result) == (ToolCallStatus.SUCCEEDED, kept)
     record = next(r for r in lab.store.journal_of_execution("ex1") if r.kind.value == "tool_result")
     assert record.content == kept
-    assert record.metadata == {"tool_name": "gives", "status": "succeeded", "error": None}
+    expected = {"tool_name": "gives", "status": "succeeded", "result_status": "ok", "error": None}
+    assert record.metadata == expected
 
 
 @pytest.mark.parametrize(
