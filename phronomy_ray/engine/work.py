@@ -175,11 +175,11 @@ class EngineWork(WorkerInputRestricted):
         """Begin an effect; returns once it is under way."""
         match effect:
             case Prepare():
-                self._hooks.spawn(self._ask_user_code(self._user_code.prepare(effect)))
+                self._hooks.spawn(self._ask_user_code(self._user_code.prepare, effect))
             case BuildInput():
-                self._hooks.spawn(self._ask_user_code(self._user_code.build_input(effect)))
+                self._hooks.spawn(self._ask_user_code(self._user_code.build_input, effect))
             case FilterOutput():
-                self._hooks.spawn(self._ask_user_code(self._user_code.filter_output(effect)))
+                self._hooks.spawn(self._ask_user_code(self._user_code.filter_output, effect))
             case CallModel():
                 await self._hooks.faults.reach("before_model")
                 self._hooks.spawn(self._call_model(effect))
@@ -192,8 +192,8 @@ class EngineWork(WorkerInputRestricted):
                 self._gate.release()  # what waits there is answered at once, without being begun
                 self._hooks.spawn(self.stop())
 
-    async def _ask_user_code(self, work: Coroutine[Any, Any, Input | None]) -> None:
-        event = await work
+    async def _ask_user_code(self, ask: Callable[[Any], Awaitable[Input | None]], effect: Any) -> None:
+        event = await ask(effect)
         if event is not None:
             await self._hooks.feed(event)
 

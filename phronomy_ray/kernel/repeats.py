@@ -14,9 +14,10 @@ quoted. The rule follows Insika's loop detector; the set is ours, because models
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
-from phronomy_ray.canonical_json import content_hash, dumps_plain
+from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.errors import ErrorRecord, RepeatedToolCallError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import ToolCallRow
@@ -24,6 +25,8 @@ from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 
+#: As `canonical_json.dumps_plain` writes; an encoder made once is twice as fast for the many small arguments of a batch.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 #: Phases of a fresh batch in which a call would run, once it is allowed to.
 _WOULD_RUN = frozenset({ToolPhase.AUTHORIZING, ToolPhase.AUTHORIZED, ToolPhase.AWAITING_APPROVAL})
 #: A limit below this turns the detector off: one call is no repetition.
@@ -81,7 +84,7 @@ def _set_hash(rows: Iterable[ToolCallRow]) -> str:
 
 def _identity(row: ToolCallRow) -> str:
     """Equal for calls that ask for the same: canonical JSON, so key order does not matter."""
-    return dumps_plain([row.tool_name, row.arguments])
+    return f"{row.tool_name} {_CANONICAL(row.arguments)}"
 
 
 # --- within a batch --------------------------------------------------------------------------------------------
@@ -89,15 +92,26 @@ def _identity(row: ToolCallRow) -> str:
 
 def duplicates(batch: Iterable[ToolCall]) -> dict[str, str]:
     """Id of the first equal call for each later one of the batch; refused calls have no part in it."""
+    asked = [call for call in batch if call.row.arguments is not None]
+    if _all_differ(asked):
+        return {}
     first: dict[str, str] = {}
     found: dict[str, str] = {}
-    for call in batch:
-        if call.row.arguments is None:
-            continue
+    for call in asked:
         original = first.setdefault(_identity(call.row), call.row.tool_call_id)
         if original != call.row.tool_call_id:
             found[call.row.tool_call_id] = original
     return found
+
+
+def _all_differ(calls: list[ToolCall]) -> bool:
+    """Whether no two can be equal, by a look that is cheaper than their JSON; large batches hardly ever repeat a call."""
+    try:
+        return len({(call.row.tool_name, frozenset(call.row.arguments.items())) for call in calls}) == len(
+            calls
+        )
+    except (TypeError, AttributeError):  # nested arguments
+        return False
 
 
 def hold_twins(draft: Draft, ids: set[str]) -> set[str]:

@@ -204,6 +204,8 @@ async def _call_async(bound: BoundTool, begin: Callable[[], Any], end: PhysicalE
 
 
 def _filters(bound: BoundTool, invocation: ToolInvocation) -> tuple[Callable[..., Any], ...]:
+    if bound.is_framework:
+        return ()
     own = invocation.settings.result_filters if invocation.settings is not None else ()
     return (*bound.result_filters, *own)
 

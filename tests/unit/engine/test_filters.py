@@ -11,7 +11,7 @@ import pytest
 
 from phronomy_ray.definition.filters import FilterContext, FilterSite, block
 from phronomy_ray.definition.options import InstanceOptions
-from phronomy_ray.definition.tool import tool
+from phronomy_ray.definition.tool import Tool, ToolCompletion, tool
 from phronomy_ray.errors import FilterBlockError, FilterError, ToolError
 from phronomy_ray.events import EventType
 from phronomy_ray.faults import FaultInjectedError, write_plan
@@ -286,6 +286,32 @@ async def test_output_filters_run_again_after_a_crash_and_only_they(lab: Any) ->
 # --- results ---------------------------------------------------------------------------------------------------
 
 
+class Custom(Tool):
+    """A tool that runs its calls itself."""
+
+    name = "custom_look"
+    replay = "safe"
+
+    def execute(self, x: int) -> int:
+        raise AssertionError("call_async stands in for the body")
+
+    async def call_async(self, arguments: dict[str, Any], context: ToolContext) -> int:
+        await asyncio.sleep(0)
+        return int(arguments["x"])
+
+
+class Outliving(Custom):
+    """Its result comes before the end of its work."""
+
+    name = "outliving_look"
+
+    def call_async(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        async def value() -> int:
+            return int(arguments["x"])
+
+        return ToolCompletion(value(), asyncio.sleep(0))
+
+
 def make_tools(own: Tag, bodies: list[str]) -> list[Any]:
     @tool(replay="safe", result_filters=[own])
     async def async_look(x: int) -> int:
@@ -302,12 +328,13 @@ def make_tools(own: Tag, bodies: list[str]) -> list[Any]:
         bodies.append("threaded")
         return x
 
-    return [async_look, sync_look, threaded_look]
+    custom = [cls().with_options(result_filters=[own]) for cls in (Custom, Outliving)]
+    return [async_look, sync_look, threaded_look, *custom]
 
 
 async def test_result_filters_run_exactly_once_in_every_mode(lab: Any) -> None:
     own, on_class, on_instance, bodies = Tag("t"), AsyncTag("c"), Tag("i"), list[str]()
-    names = ["async_look", "sync_look", "threaded_look"]
+    names = ["async_look", "sync_look", "threaded_look", "custom_look", "outliving_look"]
     definition = lab.define(
         [calls(*[call(name, {"x": 1}) for name in names]), final("done")],
         *make_tools(own, bodies),
@@ -315,11 +342,11 @@ async def test_result_filters_run_exactly_once_in_every_mode(lab: Any) -> None:
     )
     engine = lab.engine(definition, options=InstanceOptions(result_filters=[on_instance]))
     await lab.run(engine)
-    assert [row.result for row in lab.store.tool_calls("ex1")] == ["1tci"] * 3
-    assert [row.model_text for row in lab.store.tool_calls("ex1")] == ["1tci"] * 3
-    assert own.seen == [1, 1, 1], "the value itself, not its text"
-    assert on_class.seen == ["1t"] * 3
-    assert on_instance.seen == ["1tc"] * 3
+    assert [row.result for row in lab.store.tool_calls("ex1")] == ["1tci"] * 5
+    assert [row.model_text for row in lab.store.tool_calls("ex1")] == ["1tci"] * 5
+    assert own.seen == [1] * 5, "the value itself, not its text"
+    assert on_class.seen == ["1t"] * 5
+    assert on_instance.seen == ["1tc"] * 5
     assert sorted(bodies) == ["async", "sync", "threaded"]
     assert threading.current_thread().name not in own.threads + on_class.threads + on_instance.threads
 
