@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         RayOptions,
         Replay,
         Tool,
+        ToolCompletion,
         tool,
     )
     from phronomy_ray.errors import PhronomyError
@@ -80,6 +81,7 @@ _HOMES = {
     "StandingRule": "approvals",
     "Tool": "definition.tool",
     "ToolCallRequest": "messages",
+    "ToolCompletion": "definition.tool",
     "ToolContext": "tool_calls",
     "ToolOrigin": "tool_calls",
     "ToolRegistry": "assembly.registry",
@@ -124,6 +126,7 @@ __all__ = [
     "StandingRule",
     "Tool",
     "ToolCallRequest",
+    "ToolCompletion",
     "ToolContext",
     "ToolOrigin",
     "ToolRegistry",
