@@ -181,7 +181,11 @@ class Lab:
         """Let bodies end that nobody waits for any more, and what their late ends are written down by."""
         self.release.set()
         for executor in self.executors:
+            if executor._blocking:
+                await asyncio.wait(list(executor._blocking), timeout=1.0)
             await executor._stragglers.drain(GUARD_S)
+        while any(engine._work._flush is not None for engine in self.engines):
+            await asyncio.sleep(0.001)
         for _ in range(3):  # the report of a late end, the task that it starts, and the commit of that
             await asyncio.sleep(0)
             changes = [

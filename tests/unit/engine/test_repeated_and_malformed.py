@@ -104,7 +104,8 @@ async def test_the_same_word_again_is_harmless_and_another_one_is_refused(
 
 async def test_a_driver_names_the_attempt_that_its_word_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [SimpleNamespace(tool_call_id="tc_0", attempt=7), SimpleNamespace(tool_call_id="tc_1", attempt=2)]
-    runtime: Any = SimpleNamespace(store=SimpleNamespace(tool_calls=lambda execution_id: rows))
+    store = SimpleNamespace(tool_calls=lambda execution_id: rows)
+    runtime: Any = SimpleNamespace(store=store, directory=None)
     handle = AgentHandle(runtime, "a1")
     sent: list[Any] = []
 
