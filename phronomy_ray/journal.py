@@ -299,6 +299,7 @@ class ToolCallRow:
     #: `ErrorRecord` wire form.
     error: dict[str, Any] | None = None
     #: One entry for each dispatch: number, status, started_at, ended_at, node, pid; of a lost one number and status only.
+    #: A call that got the outcome of an equal one has one entry, with number 0 and ``answered_by``.
     attempts: list[dict[str, Any]] = field(default_factory=list)
     started_at: datetime | None = None
     ended_at: datetime | None = None

@@ -23,6 +23,7 @@ from tenacity.asyncio import AsyncRetrying
 from phronomy_ray.actors.agent_client import SLICE_S, AgentClient
 from phronomy_ray.actors.directory import AgentDirectory
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
+from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     AgentBusyError,
@@ -110,7 +111,8 @@ class ActorChildAgents:
         )
 
         async def wiring() -> AgentWiring:
-            return replace(self._wiring, definition=source)
+            # what is set for the parent's instance is not the child's
+            return replace(self._wiring, definition=source, options=InstanceOptions())
 
         return wiring
 

@@ -120,6 +120,8 @@ def _tool_call(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     if facts["attempt"] > 1:
         title.append(f", run {facts['attempt']} times ({facts['replay']})", style="magenta")
         details += [_attempt_text(item) for item in attempts]
+    elif attempts and attempts[0].get("answered_by"):
+        details.append(f"got the outcome of the equal call {attempts[0]['answered_by']}")
     settled = facts["authorization"]
     if settled.get("source") in ("rule", "policy"):
         rule = f" {settled['rule']['rule_id']}" if settled.get("rule") else ""

@@ -84,12 +84,14 @@ class ToolCall:
     def answer_as(self, twin: ToolCall, now: datetime) -> ToolCall:
         """Give it the outcome of `twin`, which ran for both."""
         row = twin.row
+        cut = {"truncated": True} if row.attempts and row.attempts[-1].get("truncated") else {}
         return self.move(
             twin.phase,
             status=row.status,
             model_text=row.model_text,
             result=row.result,
             error=row.error,
+            attempts=[{"number": 0, "status": row.status.value, "answered_by": row.tool_call_id, **cut}],
             ended_at=now,
         )
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from phronomy_ray.assembly.registry import ToolRegistry
+from phronomy_ray.assembly.sources import AssemblySources
 from phronomy_ray.definition.filters import FilterContext, FilterSite, block
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.definition.tool import Tool, ToolCompletion, tool
@@ -351,6 +353,22 @@ async def test_result_filters_run_exactly_once_in_every_mode(lab: Any) -> None:
     assert threading.current_thread().name not in own.threads + on_class.threads + on_instance.threads
 
 
+async def test_tools_from_a_registry_are_filtered_like_own_ones(lab: Any) -> None:
+    tag, bodies = Tag(), list[str]()
+
+    def sources() -> AssemblySources:
+        tools = ToolRegistry()
+        for item in make_tools(Tag("t"), bodies):
+            tools.register(item.spec.name, item)
+        return AssemblySources(tools)
+
+    steps = [calls(call("async_look", {"x": 1}), call("sync_look", {"x": 1})), final("done")]
+    definition = lab.define(steps, tool_sources=sources, result_filters=[tag])
+    assert (await lab.run(lab.engine(definition))).output == "done"
+    assert [row.result for row in lab.store.tool_calls("ex1")] == ["1t!"] * 2
+    assert tag.seen == ["1t"] * 2
+
+
 @pytest.mark.parametrize("on_error", ["suppress", "raise"])
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_a_result_filter_that_fails_fails_the_call_and_the_body_runs_once(
@@ -438,3 +456,27 @@ async def test_after_a_crash_only_the_new_result_is_filtered(lab: Any) -> None:
     await lab.end(second)
     assert [row.result for row in lab.store.tool_calls("ex1")] == ["attempt 2!"]
     assert tag.seen == ["attempt 1", "attempt 2"]
+
+
+# --- options of an instance ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", ["allow", "reject"])
+async def test_a_policy_of_the_instance_stands_in_for_that_of_the_class(lab: Any, verdict: str) -> None:
+    @tool(replay="safe")
+    async def look(x: int) -> str:
+        return "seen"
+
+    definition = lab.define(
+        [calls(call("look", {"x": 1})), final("done")],
+        look,
+        tool_approval_policy=lambda request: "require_approval",
+    )
+    engine = lab.engine(definition, options=InstanceOptions(tool_approval_policy=lambda request: verdict))
+    result = await lab.run(engine)
+    ran = [row.status.value for row in lab.store.tool_calls("ex1")]
+    assert (result.status.value, ran) == {
+        "allow": ("completed", ["succeeded"]),
+        "reject": ("rejected", ["rejected"]),
+    }[verdict]
+    assert list(engine.status()["options"]) == ["tool_approval_policy"]

@@ -182,6 +182,7 @@ async def test_T08_deduplication_gives_both_ids_the_one_result(lab: Any, paired:
     assert [row.attempt for row in rows] == [1, 1, 0]
     assert [row.model_text for row in rows] == ["2 of a", "1", "2 of a"]
     assert {row.status for row in rows} == {ToolCallStatus.SUCCEEDED}
+    assert rows[2].attempts[0]["answered_by"] == rows[0].tool_call_id
     events = await lab.read_events(engine)
     assert sum(event.type is EventType.TOOL_RESULT for event in events) == 3
     await lab.run(engine, "hi", id="ex2")

@@ -55,6 +55,24 @@ def invocation(name: str, key: str = "") -> ToolInvocation:
 HERE = DefinitionSource("", Clerk)
 
 
+def keep(value: Any, context: Any) -> Any:
+    return value
+
+
+class Filtering(Agent):
+    model = "m/m"
+    tools = [own]
+    tool_sources = registries
+    tools_allow = ("web",)
+    result_filters = [keep]
+
+
+@pytest.mark.parametrize(("name", "key"), [("own", ""), ("search", "web")])
+def test_the_filters_of_the_class_come_with_every_tool(name: str, key: str) -> None:
+    bound = resolve_tool(DefinitionSource("", Filtering), invocation(name, key))
+    assert bound.result_filters == (keep,)
+
+
 def test_an_own_tool_is_that_of_the_class() -> None:
     assert resolve_tool(HERE, invocation("mine")).tool is own
 
