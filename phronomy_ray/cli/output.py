@@ -19,6 +19,7 @@ STATUS_STYLES = {
     "approved": "green",
     "ok": "green",
     "active": "cyan",
+    "authorizing": "cyan",
     "dispatched": "cyan",
     "pending": "yellow",
     "suspended": "yellow",

@@ -169,8 +169,12 @@ def answer(
 
 
 def _last_reason(draft: Draft) -> str | None:
+    """Why the batch was refused: the last human's word, else that of a rule."""
     answered = [item for item in draft.execution.approvals if item.reason and item.decided_at is not None]
-    return max(answered, key=lambda item: item.decided_at or item.created_at).reason if answered else None
+    if answered:
+        return max(answered, key=lambda item: item.decided_at or item.created_at).reason
+    rules = ((call.row.authorization or {}).get("rule") or {} for call in draft.execution.batch)
+    return next((rule["reason"] for rule in rules if rule.get("reason")), None)
 
 
 def first_change(draft: Draft) -> tuple[ToolCallRow, str] | None:

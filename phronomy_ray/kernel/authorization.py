@@ -63,7 +63,7 @@ def gate(
     if bound.is_framework:  # the framework's own tools ask nobody
         return call.move(ToolPhase.AUTHORIZING, arguments=arguments).move(ToolPhase.AUTHORIZED)
     spec = bound.spec
-    rule = rule_for(rules, spec.name)
+    rule = rule_for(rules, call.row.tool_name)
     refused = rule is not None and rule.effect is RuleEffect.REFUSE
     default = spec.requires_approval
     asks_code = callable(default) or (bool(default) and spec.approval_facts is not None)
@@ -108,6 +108,7 @@ def _note(
             "effect": rule.effect.value,
             "created_by": rule.created_by,
             "scope": rule.scope,
+            "reason": rule.reason,
         }
     if verdict is not None and source is not None:
         note |= {"verdict": verdict.value, "source": source.value}

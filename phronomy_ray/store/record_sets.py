@@ -34,6 +34,7 @@ _INSERTS: dict[Executable, Table] = {
 }
 _UPDATES: dict[Executable, Table] = {
     statements.UPDATE_APPROVAL: approvals,
+    statements.UPDATE_REVISED_TOOL_CALL: tool_calls,
     statements.UPDATE_TOOL_CALL: tool_calls,
 }
 

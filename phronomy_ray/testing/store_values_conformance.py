@@ -330,6 +330,32 @@ class ApprovalConformance:
         with pytest.raises(ConflictError):
             owner.append(revised_tool_calls=(replace(call, tool_call_id="tc_nobody"),))
 
+    def test_authorization_of_a_large_batch(self, store_factory: StoreFactory) -> None:
+        """Many rows may travel another way than one."""
+        owner = owned(store_factory())
+        owner.start("e1")
+        calls = tuple(
+            samples.tool_call("e1", "alice", n, status=ToolCallStatus.AUTHORIZING) for n in range(40)
+        )
+        owner.append(new_model_calls=(samples.model_call("e1"),), new_tool_calls=calls)
+        revised = tuple(
+            replace(
+                call,
+                status=ToolCallStatus.AWAITING_APPROVAL if n % 2 else ToolCallStatus.REJECTED,
+                requires_approval=bool(n % 2),
+                authorization={"v": 1, "facts": {"n": n, "text": "y" * (5000 if n % 3 else 1)}},
+                ended_at=None if n % 2 else START,
+            )
+            for n, call in enumerate(calls)
+        )
+        requests = tuple(
+            samples.approval(call, facts={"n": n}, expires_at=START if n % 4 else None)
+            for n, call in enumerate(revised)
+        )
+        owner.append(revised_tool_calls=revised, new_approvals=requests)
+        assert store_factory().tool_calls("e1") == list(revised)
+        assert store_factory().approvals() == list(requests)
+
 
 class RuleConformance:
     """Standing rules: scopes, ends, and who came first."""
