@@ -16,8 +16,9 @@ class InstanceOptions:
 
     They travel by value with the agent's actor: functions of a module by name, other objects pickled. They survive a
     restart of the actor, and end with it: an agent that was unloaded, or is woken by its id alone (`Runtime.agent`, the
-    command line), has only what its class declares. Give them again with every ``create`` and ``load``; what must
-    always hold belongs into the class.
+    command line), has only what its class declares, and refuses to go on with an execution that was started with more.
+    Give them again with every ``create`` and ``load``; what must always hold belongs into the class. Child agents
+    (``as_tool``) do not get them.
 
     Raises:
         ConfigurationError: an item cannot be what it is given as.

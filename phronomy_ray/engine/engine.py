@@ -70,7 +70,7 @@ class AgentEngine(SingleWriter):
         instructions = self.definition.instructions
         if isinstance(instructions, str) and not self._user_code.prepares_input:
             prepared = Prepared(clean_text(instructions), text)
-        event = Start(execution_id, value, digest, context, stream, prepared)
+        event = Start(execution_id, value, digest, context, stream, prepared, self._parts.options.names())
         try:
             await self._apply(event)
         except (AgentBusyError, StateConflictError):

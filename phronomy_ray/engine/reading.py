@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.journal import ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import MESSAGE_KINDS, sendable
@@ -21,6 +22,26 @@ def check_definition(definition: AgentDefinition, stored_id: str, stored_version
             f"agent {agent_id!r} is stored as {stored_id!r} version {stored_version!r}; this class is "
             f"{definition.definition_id!r} version {definition.definition_version!r}",
             details={"agent_id": agent_id, "stored_id": stored_id, "stored_version": stored_version},
+        )
+
+
+def check_options(options: InstanceOptions, state: Mapping[str, Any], agent_id: str) -> None:
+    """Raise `ConfigurationError` unless the instance has every filter, hook and policy that the execution was admitted with.
+
+    Going on without them would let through what they are there to stop.
+    """
+    present = options.names()
+    missing = {
+        name: [item for item in wanted if item not in present.get(name, ())]
+        for name, wanted in state.get("options", {}).items()
+    }
+    missing = {name: items for name, items in missing.items() if items}
+    if missing:
+        raise ConfigurationError(
+            f"an execution of agent {agent_id!r} was started with instance options that are not here "
+            f"({', '.join(sorted(missing))}); load the agent with them",
+            code="instance_options",
+            details={"agent_id": agent_id, "missing": missing},
         )
 
 

@@ -24,7 +24,7 @@ from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
-from phronomy_ray.engine.reading import check_definition, messages_of
+from phronomy_ray.engine.reading import check_definition, check_options, messages_of
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_clock import TurnClock
 from phronomy_ray.engine.turn_tools import TurnTools
@@ -190,7 +190,8 @@ class SingleWriter(WorkerInputRestricted):
 
         Raises:
             NotFoundError: no such agent is stored.
-            ConfigurationError: it is stored under another class or definition version.
+            ConfigurationError: it is stored under another class or definition version, or its running execution was
+                started with instance options that this engine has not.
             AgentUnloadedError: this engine was sealed.
             OwnershipLostError: another owner has taken the agent from this engine.
         """
@@ -220,6 +221,8 @@ class SingleWriter(WorkerInputRestricted):
             hydration = await self._store.run(
                 store.claim, self.agent_id, owner=self._parts.owner, now=self._parts.clock.now()
             )
+            if hydration.execution is not None:
+                check_options(self._parts.options, hydration.execution.state, self.agent_id)
             conversation = Conversation().apply(await self._read_journal())
             contents = {
                 digest: await self._store.run(store.read_content, digest) for digest in contents_of(hydration)

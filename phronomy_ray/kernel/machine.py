@@ -160,7 +160,7 @@ def _start(state: AgentState, event: Start, env: Env) -> Step:
         created_at=env.now,
         updated_at=env.now,
     )
-    draft = new_draft(state, env, row, Progress(stream=event.stream))
+    draft = new_draft(state, env, row, Progress(stream=event.stream, options=event.options))
     draft.record(RecordKind.INPUT_RECEIVED, Channel.EXTERNAL, event.input, role="user")
     draft.event(EventType.STARTED, {"agent_id": root.agent_id})
     if event.prepared is not None:

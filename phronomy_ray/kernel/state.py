@@ -58,10 +58,14 @@ class Progress:
     #: Hash of the output that filters look at, and the model call that said it (empty for a tool's result).
     output_hash: str = ""
     output_call: str = ""
+    #: Names of the filters, hooks and policy of its agent's instance when it was admitted (`InstanceOptions.names`).
+    options: Mapping[str, list[str]] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         """JSON form with its format number: the lowest that can hold it, so that an older release reads what it can."""
-        needs_newest = self.binding is not None or self.direct_calls or self.twins or self.output_hash
+        needs_newest = (
+            self.binding is not None or self.direct_calls or self.twins or self.output_hash or self.options
+        )
         wire: dict[str, Any] = {
             "v": STATE_FORMAT if needs_newest else 1,
             "model_calls": self.model_calls,
@@ -79,6 +83,8 @@ class Progress:
             wire["twins"] = [list(pair) for pair in self.twins]
         if self.output_hash:
             wire["output"] = [self.output_hash, self.output_call]
+        if self.options:
+            wire["options"] = dict(self.options)
         return wire
 
     @classmethod
@@ -100,6 +106,7 @@ class Progress:
             twins=tuple((twin, original) for twin, original in wire.get("twins", ())),
             output_hash=str(output_hash),
             output_call=str(output_call),
+            options=dict(wire.get("options", {})),
         )
 
 
@@ -283,6 +290,8 @@ class Start:
     stream: bool = False
     #: Given when no user code has to run first: admission and first call then share a commit.
     prepared: Prepared | None = None
+    #: Names of what is set for the agent's instance.
+    options: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from phronomy_ray.assembly.sources import AssemblySources
 from phronomy_ray.definition.filters import FilterContext, FilterSite, block
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.definition.tool import Tool, ToolCompletion, tool
-from phronomy_ray.errors import FilterBlockError, FilterError, ToolError
+from phronomy_ray.errors import ConfigurationError, FilterBlockError, FilterError, ToolError
 from phronomy_ray.events import EventType
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, Lifecycle, Phase, ToolCallStatus
@@ -480,3 +480,26 @@ async def test_a_policy_of_the_instance_stands_in_for_that_of_the_class(lab: Any
         "reject": ("rejected", ["rejected"]),
     }[verdict]
     assert list(engine.status()["options"]) == ["tool_approval_policy"]
+
+
+async def test_an_execution_does_not_go_on_without_the_options_that_it_was_started_with(lab: Any) -> None:
+    @tool(replay="safe", requires_approval=True)
+    async def look(x: int) -> str:
+        return "seen"
+
+    definition = lab.define([calls(call("look", {"x": 1})), final("the secret")], look)
+    options = InstanceOptions(output_filters=[no_secrets])
+    first = lab.engine(definition, options=options)
+    await first.start("ex1", "go")
+    await lab.suspension(first)
+    await first.seal()
+    bare = lab.engine(definition)
+    with pytest.raises(ConfigurationError, match="output_filters") as caught:
+        await bare.activate()
+    assert caught.value.code == "instance_options"
+    equipped = lab.engine(definition, options=options)
+    await lab.decide_all(equipped)
+    assert (await lab.end(equipped)).status is ExecutionStatus.BLOCKED
+    await equipped.seal()
+    idle = lab.engine(definition)
+    await idle.activate()
