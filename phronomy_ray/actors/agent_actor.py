@@ -17,8 +17,10 @@ from typing import Any, cast
 import ray
 
 from phronomy_ray.actors.environment import environment_of
+from phronomy_ray.actors.loop_watchdog import LoopWatchdog, Offence, log_offence
 from phronomy_ray.actors.mcp_client import GatewayAccess
 from phronomy_ray.actors.ray_calls import kill, node_id
+from phronomy_ray.actors.ray_metrics import AgentGauges
 from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
 from phronomy_ray.clock import SystemClock
@@ -57,6 +59,14 @@ class AgentActor:
         self._wiring = wiring
         self._waiters = 0
         self._engine_made: AgentEngine | None = None
+        self._tools: RayToolExecutor | None = None
+        self._gauges = AgentGauges(agent_id)
+        self._watchdog = LoopWatchdog(
+            on_offence=self._blocked,
+            on_look=lambda late_s: self._gauges.looked(late_s, self._waiters),
+            is_busy=lambda: self._tools is not None and self._tools.cooperative > 0,
+        )
+        self._watchdog.start()
         self._boot = asyncio.get_running_loop().create_task(self._start())
 
     async def _start(self) -> None:
@@ -80,6 +90,8 @@ class AgentActor:
             environment = environment_of(self._agent_id, wiring, store, self._engine)
             tools = RayToolExecutor(wiring.definition, wiring.namespace, wiring.pools, environment)
             tools.prepare(definition.tools.values())
+            tools.on_loop_work = self._watchdog.wake
+            self._tools = tools
             access.install(GatewayAccess(namespace=wiring.namespace))
             self._engine_made = AgentEngine(
                 self._agent_id,
@@ -97,6 +109,10 @@ class AgentActor:
                 ),
             )
         return self._engine_made
+
+    def _blocked(self, offence: Offence) -> None:
+        log_offence(offence)
+        self._gauges.blocked(offence.tool_name)
 
     def _exit(self) -> None:
         kill(ray.get_runtime_context().current_actor)
@@ -155,6 +171,16 @@ class AgentActor:
     async def status(self) -> dict[str, Any]:
         """What the agent is doing, from memory; never reads the store."""
         return self._engine().status()
+
+    async def metrics(self) -> dict[str, Any]:
+        """How late the agent's event loop was, and how much waits on it."""
+        return {
+            "pid": os.getpid(),
+            "loop_lag": self._watchdog.to_wire(),
+            "waiting_calls": self._waiters,
+            "tasks": len(asyncio.all_tasks()),
+            "tools_on_loop": self._tools.cooperative if self._tools is not None else 0,
+        }
 
     async def unload(self) -> dict[str, Any]:
         """Free this process and keep everything. Raises `AgentBusyError` while work runs."""

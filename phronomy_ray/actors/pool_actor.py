@@ -17,6 +17,7 @@ from typing import Any
 from phronomy_ray.actors.pool_core import PoolCore, Subscription
 from phronomy_ray.actors.pool_fleet import NODES_EVERY_S, RayFleet
 from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY
+from phronomy_ray.actors.ray_metrics import PoolGauges
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
@@ -24,6 +25,8 @@ from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
 #: How often time is looked at, in seconds, while calls are here and while none are.
 TICK_S = 0.1
 IDLE_TICK_S = 1.0
+#: How often Ray's metrics are told, in seconds.
+REPORT_EVERY_S = 2.0
 
 
 def pool_actor_name(pool: str) -> str:
@@ -49,6 +52,7 @@ class PoolActor:
     """Admission to one pool, and owner of what runs in it."""
 
     def __init__(self, name: str, config: PoolConfig, namespace: str) -> None:
+        self._name = name
         self._incarnation = uuid.uuid4().hex[:6]
         self._fleet = RayFleet(name, config, namespace)
         self._core = PoolCore(
@@ -110,7 +114,8 @@ class PoolActor:
 
     async def _tick(self) -> None:
         await self._up
-        looked = time.monotonic()
+        looked = reported = time.monotonic()
+        gauges = PoolGauges(self._name)
         while True:
             await asyncio.sleep(IDLE_TICK_S if self._core.is_idle else TICK_S)
             self._core.tick()
@@ -118,3 +123,6 @@ class PoolActor:
                 with contextlib.suppress(OSError, RuntimeError):  # the control service is away; asked again
                     await self._fleet.look_at_nodes()
                 looked = time.monotonic()
+            if time.monotonic() - reported >= REPORT_EVERY_S:
+                gauges.update(self._core.metrics(), self._core.metrics_of)
+                reported = time.monotonic()

@@ -79,7 +79,7 @@ class PoolRun(WorkerInputRestricted):
             if isinstance(item, StartedCalls):
                 self._on_started(item)
             elif item.key in self.live:
-                if item.kind is ItemKind.GIVEN_UP:
+                if item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
                     self.given_up.add(item.key)
                 self._end(outcome_of(item))
             elif item.key in self.given_up and item.kind in (ItemKind.LATE, ItemKind.ENDED):

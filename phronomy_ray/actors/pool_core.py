@@ -123,8 +123,13 @@ class _State(enum.Enum):
     PLACED = "placed"
     #: Handed to a process.
     SENT = "sent"
-    #: Its outcome is given, and its body still runs.
+    #: Its outcome is given, and its body still runs, which it should not.
     GIVEN_UP = "given_up"
+    #: Its outcome is given, and its body still runs, as it is meant to.
+    GOES_ON = "goes_on"
+
+
+_REPORTED = (_State.GIVEN_UP, _State.GOES_ON)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +158,7 @@ class _Call:
 @dataclass(slots=True, eq=False)
 class _Worker:
     view: WorkerView
-    #: Calls in it, by key: placed, sent and given up.
+    #: Calls in it, by key: placed, sent, given up and going on.
     calls: dict[CallKey, _Call] = field(default_factory=dict)
     given_up: int = 0
     #: When it was asked for a sign of life that it has not given yet.
@@ -248,7 +253,7 @@ class PoolCore:
         self.cancel(execution_id)
 
         def live() -> list[_Call]:
-            return [call for call in self._of(execution_id) if call.state is not _State.GIVEN_UP]
+            return [call for call in self._of(execution_id) if call.state not in _REPORTED]
 
         await self._until(lambda: not live(), grace_s)
         left = live()
@@ -309,7 +314,7 @@ class PoolCore:
                     self._held.append(call.key)
                 else:
                     self._settle(call, item_of(pool_wire.pool_unavailable(call.key, reason)))
-            elif call.state is _State.GIVEN_UP:
+            elif call.state in _REPORTED:
                 self._settle(call, PoolItem(ItemKind.ENDED, call.key))
             else:
                 self._settle(call, item_of(self._unknown(call, reason, code)))
@@ -325,10 +330,10 @@ class PoolCore:
             call = self._calls.get(item.key)
             if call is None:
                 continue
-            if item.kind is ItemKind.GIVEN_UP:
-                if call.state is not _State.GIVEN_UP:
+            if item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
+                if call.state not in _REPORTED:
                     self._give_up(call, item)
-            elif call.state is _State.GIVEN_UP:
+            elif call.state in _REPORTED:
                 self._settle(call, item._replace(kind=ItemKind.LATE))
             else:
                 self._settle(call, item)
@@ -345,7 +350,7 @@ class PoolCore:
         call = self._calls.get(key)
         if call is None:
             return
-        if call.state is _State.GIVEN_UP:
+        if call.state in _REPORTED:
             self._settle(call, PoolItem(ItemKind.ENDED, key))
         else:
             self._settle(call, item_of(self._unknown(call, reason, code)))
@@ -363,7 +368,8 @@ class PoolCore:
             per_node[worker.view.node] = per_node.get(worker.view.node, 0) + 1
         for worker_id, worker in list(self._workers.items()):
             unused_s = now - worker.unused_since
-            if not worker.view.is_ready or worker.view.load:
+            goes_on = any(call.state is _State.GOES_ON for call in worker.calls.values())
+            if not worker.view.is_ready or worker.view.load or goes_on:
                 continue
             if worker.given_up:
                 if unused_s >= self._config.stuck_grace_s:
@@ -499,15 +505,16 @@ class PoolCore:
     def _give_up(self, call: _Call, item: PoolItem) -> None:
         """The call has its outcome, and its body goes on."""
         now = self._clock()
-        call.state = _State.GIVEN_UP
+        goes_on = item.kind is ItemKind.GOES_ON
+        call.state = _State.GOES_ON if goes_on else _State.GIVEN_UP
         worker = self._workers.get(call.worker_id)
         if worker is not None:
-            worker.given_up += 1
-            worker.view.is_draining = True
+            worker.given_up += not goes_on
+            worker.view.is_draining = worker.given_up > 0
             worker.view.remove(call.call.lane)
             worker.unused_since = now
         self._kept.keep(item, now=now)
-        self.metrics_of.ended(item.status, now - (call.begun_at or call.sent_at), abandoned=True)
+        self.metrics_of.ended(item.status, now - (call.begun_at or call.sent_at), abandoned=not goes_on)
         call.listener.tell(item)
         self._notify()
 
@@ -522,7 +529,7 @@ class PoolCore:
             if call.state is _State.GIVEN_UP:
                 worker.given_up -= 1
                 worker.view.is_draining = worker.given_up > 0
-            else:
+            elif call.state is not _State.GOES_ON:
                 worker.view.remove(call.call.lane)
             worker.unused_since = now
         if item.kind is ItemKind.OUTCOME:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import pickle
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from phronomy_ray.actors.pool_client import PoolClient, PoolRun
 from phronomy_ray.actors.ray_calls import node_id, pickle_by_value, runtime_env_text
 from phronomy_ray.actors.wiring import DefinitionSource
 from phronomy_ray.definition.agent import BoundTool
-from phronomy_ray.definition.tool import ExecutionMode, Replay
+from phronomy_ray.definition.tool_options import ExecutionMode, RayOptions, Replay
+from phronomy_ray.definition.tool_spec import ToolSpec
 from phronomy_ray.tool_calls import (
     Attachment,
     CallKey,
@@ -29,7 +30,7 @@ from phronomy_ray.tool_calls import (
 from phronomy_ray.tool_environment import ToolEnvironment
 from phronomy_ray.tools.envelope import missing_tool, timestamp
 from phronomy_ray.tools.executor import CooperativeRuns, Sink
-from phronomy_ray.tools.pool_config import DEFAULT_POOL, PoolConfig
+from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_placement import Lane
 from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, StartedCalls, WorkerSetup
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -53,6 +54,8 @@ class RayToolExecutor(WorkerInputRestricted):
         self._namespace = namespace
         self._configs = dict(pools or {})
         self._cooperative = CooperativeRuns(node_id(), environment)
+        #: Told when bodies begin on the loop.
+        self.on_loop_work: Callable[[], None] = lambda: None
         self._clients: dict[str, PoolClient] = {}
         self._runs: dict[PoolRun, PoolClient] = {}
         #: Which pool has to be told that an outcome is stored.
@@ -61,6 +64,11 @@ class RayToolExecutor(WorkerInputRestricted):
         self._setup = WorkerSetup(runtime_env_text(), tuple(entry for entry in sys.path if entry))
         self._source = pickle_by_value(source)
         self._source_key = hashlib.sha256(self._source).hexdigest()[:32]
+
+    @property
+    def cooperative(self) -> int:
+        """Bodies that run on the loop."""
+        return self._cooperative.running
 
     def prepare(self, tools: Iterable[BoundTool]) -> None:
         """Have the pools of these tools started before their first call."""
@@ -78,6 +86,7 @@ class RayToolExecutor(WorkerInputRestricted):
                 sink(missing_tool(invocation))
             elif not _is_pooled(bound):
                 self._cooperative.start(invocation, bound, sink)
+                self.on_loop_work()
             else:
                 by_pool.setdefault(_pool_of(bound), []).append(invocation)
         for pool, items in by_pool.items():
@@ -209,7 +218,7 @@ def _is_pooled(bound: BoundTool) -> bool:
 
 
 def _pool_of(bound: BoundTool) -> str:
-    return str(getattr(bound.spec, "pool", DEFAULT_POOL))
+    return bound.spec.pool
 
 
 def _pool_call(invocation: ToolInvocation, bound: BoundTool) -> PoolCall:
@@ -220,13 +229,32 @@ def _pool_call(invocation: ToolInvocation, bound: BoundTool) -> PoolCall:
         invocation.tool_name,
         Lane.SUSPECT if invocation.alone else lane,
         spec.timeout_s * (spec.retries + 1) + RETRY_WAIT_S * spec.retries,
-        pickle.dumps(invocation, pickle.HIGHEST_PROTOCOL),
-        _task_options(bound),
+        # settings may hold functions of the driver's own script
+        pickle.dumps(invocation, pickle.HIGHEST_PROTOCOL)
+        if invocation.settings is None
+        else pickle_by_value(invocation),
+        _task_options(spec),
     )
 
 
-def _task_options(bound: BoundTool) -> Mapping[str, Any] | None:
-    return None
+def _task_options(spec: ToolSpec) -> Mapping[str, Any] | None:
+    """Ray options of a task of its own: for CPU work, and for whatever asks Ray for resources."""
+    wanted = spec.ray_options or RayOptions()
+    is_cpu_bound = spec.execution_mode is ExecutionMode.CPU_BOUND
+    if wanted == RayOptions() and not is_cpu_bound:
+        return None
+    options: dict[str, Any] = {
+        "num_cpus": float(is_cpu_bound) if wanted.num_cpus is None else wanted.num_cpus
+    }
+    if wanted.num_gpus is not None:
+        options["num_gpus"] = wanted.num_gpus
+    if wanted.memory_bytes is not None:
+        options["memory"] = wanted.memory_bytes
+    if wanted.resources:
+        options["resources"] = dict(wanted.resources)
+    if wanted.label_selector:
+        options["label_selector"] = dict(wanted.label_selector)
+    return options
 
 
 def _report_started(sink: Sink, started: StartedCalls) -> None:

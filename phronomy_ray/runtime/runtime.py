@@ -36,6 +36,7 @@ from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.runtime.metrics import collect_metrics
 from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
@@ -364,6 +365,14 @@ class Runtime(WorkerInputRestricted):
         )
 
     tool_traces = blocking(tool_traces_async)
+
+    # --- numbers ------------------------------------------------------------------------------------------------
+
+    async def metrics_async(self) -> dict[str, Any]:
+        """What pools and live agents say of themselves, as plain JSON; see the guide to pools. Wakes nothing."""
+        return await collect_metrics(self.config.namespace)
+
+    metrics = blocking(metrics_async)
 
     # --- wiring ------------------------------------------------------------------------------------------------
 

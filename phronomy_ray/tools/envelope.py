@@ -11,6 +11,7 @@ import copy
 import os
 import socket
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,6 +37,7 @@ from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS, encode_result
 from phronomy_ray.tools.calling import PhysicalEnd, attempt_of, is_custom, settle, settle_blocking
 from phronomy_ray.tools.filtering import FiltersStopped, run_filters
 from phronomy_ray.tools.off_loop import off_loop
+from phronomy_ray.tools.process import Process, run_to_result
 
 #: Longest error text that the model is told.
 MAX_ERROR_CHARS = 600
@@ -111,16 +113,23 @@ def run_sync(
         begin = _bind(bound, invocation, is_cancelled)
         custom, limit = is_custom(bound.tool), bound.spec.timeout_s
         value: Any = None
-        for attempt in Retrying(**_retry_options(bound, is_cancelled, end)):
+        attempts: Iterable[AbstractContextManager[Any]] = (nullcontext(),)
+        if bound.spec.retries:  # tenacity costs as much as all the rest
+            attempts = Retrying(**_retry_options(bound, is_cancelled, end))
+        for attempt in attempts:
             on_attempt()
             with attempt:
                 try:
                     value = settle_blocking(begin, custom=custom, timeout_s=limit, end=end)
+                    if isinstance(value, Process):
+                        value = run_to_result(value, timeout_s=limit)
                 finally:
                     on_attempt_end()
         value = _filtered_sync(bound, invocation, value, is_cancelled, on_attempt, on_attempt_end)
         return _succeeded(bound, invocation, value, node, started)
     except BaseException as error:  # noqa: BLE001 - as in run_async
+        if isinstance(error, CancellationError) and is_cancelled():
+            return _cancelled(invocation, node, started)
         return _failed(bound, invocation, error, node, started)
     finally:
         end.close()
@@ -260,12 +269,12 @@ def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool], end: Phys
         if state.attempt_number > 1 and is_cancelled():
             raise _Stopped("cancelled before another attempt")
 
-    # Exception only: cancellation, KeyboardInterrupt and SystemExit are never tried again; nor is a body that timed out,
-    # or says that it goes on, since the first attempt may still run
+    # Exception only: cancellation, ours included, KeyboardInterrupt and SystemExit are never tried again; nor is a body that
+    # timed out, or says that it goes on, since the first attempt may still run
     retriable = retry_if_exception(
         lambda error: (
             isinstance(error, Exception)
-            and not isinstance(error, _Stopped | ToolTimeoutError)
+            and not isinstance(error, CancellationError | ToolTimeoutError)
             and not end.is_pending
         )
     )

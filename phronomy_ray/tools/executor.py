@@ -31,6 +31,7 @@ from phronomy_ray.tools.envelope import (
     timestamp,
     unknown,
 )
+from phronomy_ray.tools.process import cancelled_by
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 ToolReport: TypeAlias = ToolOutcome | ToolStarted | ToolLate
@@ -95,12 +96,18 @@ class CooperativeRuns(WorkerInputRestricted):
         self._tasks: dict[asyncio.Task[None], tuple[ToolInvocation, Sink]] = {}
         self._stop = asyncio.Event()
 
+    @property
+    def running(self) -> int:
+        """Bodies that have no outcome yet."""
+        return len(self._tasks)
+
     def start(self, invocation: ToolInvocation, bound: BoundTool, sink: Sink) -> None:
-        """Run one call as a task."""
+        """Run one call as a task, by whose name a watchdog knows the tool."""
         if self._stop.is_set():
             self._stop = asyncio.Event()  # bodies of the stopped execution keep theirs
         task = asyncio.get_running_loop().create_task(
-            self._run(invocation, bound, self._stop, sink), name=f"tool:{invocation.tool_call_id}"
+            self._run(invocation, bound, self._stop, sink),
+            name=f"tool:{invocation.tool_name}:{invocation.tool_call_id}",
         )
         self._tasks[task] = (invocation, sink)
         task.add_done_callback(self._ended)
@@ -342,14 +349,15 @@ class _BlockingCall:
     def _body(self) -> ToolOutcome:
         if self._is_cancelled():
             return not_performed(self._invocation)
-        return run_sync(
-            self._bound,
-            self._invocation,
-            is_cancelled=self._is_cancelled,
-            on_attempt=lambda: self._report(self._on_attempt),
-            on_attempt_end=lambda: self._report(self._on_attempt_end),
-            on_finished=lambda: self._report(self._finished.set),
-        )
+        with cancelled_by(self._is_cancelled):
+            return run_sync(
+                self._bound,
+                self._invocation,
+                is_cancelled=self._is_cancelled,
+                on_attempt=lambda: self._report(self._on_attempt),
+                on_attempt_end=lambda: self._report(self._on_attempt_end),
+                on_finished=lambda: self._report(self._finished.set),
+            )
 
     def _report(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)

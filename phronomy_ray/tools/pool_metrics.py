@@ -6,6 +6,8 @@ from bisect import bisect_left
 
 #: Upper bounds of the buckets, in seconds; one more holds what is longer.
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+#: Observations that are kept between two reports to a slower system.
+MAX_SAMPLES = 16
 
 
 class Histogram:
@@ -41,28 +43,39 @@ class PoolMetrics:
     """Counters of one pool since its start."""
 
     def __init__(self) -> None:
-        self._outcomes: dict[str, int] = {}
+        #: Outcomes by status.
+        self.outcomes: dict[str, int] = {}
         self._wait = Histogram()
         self._run = Histogram()
         #: Calls that were refused for lack of room.
         self.rejected = 0
         #: Bodies that were given up while they ran.
         self.given_up = 0
+        self._samples: tuple[list[float], list[float]] = ([], [])
 
     def waited(self, seconds: float) -> None:
         """A body began so long after its call came."""
         self._wait.add(seconds)
+        if len(self._samples[0]) < MAX_SAMPLES:
+            self._samples[0].append(seconds)
 
     def ended(self, status: str, seconds: float, *, abandoned: bool = False) -> None:
         """A call got its outcome so long after its body began."""
-        self._outcomes[status] = self._outcomes.get(status, 0) + 1
+        self.outcomes[status] = self.outcomes.get(status, 0) + 1
         self._run.add(seconds)
+        if len(self._samples[1]) < MAX_SAMPLES:
+            self._samples[1].append(seconds)
         self.given_up += abandoned
+
+    def take_samples(self) -> tuple[list[float], list[float]]:
+        """The first few waits and runs since the last time."""
+        samples, self._samples = self._samples, ([], [])
+        return samples
 
     def to_wire(self) -> dict[str, object]:
         """As JSON."""
         return {
-            "outcomes": dict(sorted(self._outcomes.items())),
+            "outcomes": dict(sorted(self.outcomes.items())),
             "rejected_total": self.rejected,
             "abandoned_total": self.given_up,
             "wait": self._wait.to_wire(),

@@ -107,6 +107,7 @@ class Placer:
         self._nodes = list(nodes) or [""]
         self._new_ids = iter(new_ids)
         self._placement = Placement()
+        self._unplaced: list[Placeable] = []
 
     def place(self, calls: Sequence[Placeable]) -> Placement:
         """Give each call a worker. The order within an execution is kept."""
@@ -122,6 +123,10 @@ class Placer:
         for call in calls:
             if call.lane is not Lane.REPLAYABLE:
                 self._place_lone(call)
+        unplaced, self._unplaced = self._unplaced, []
+        for call in unplaced:  # a worker may have been started since, for another one
+            self._assign(_emptiest(self._usable(call.environment)), [call])
+        self._placement.held = [call.key for call in self._unplaced]
         return self._placement
 
     @property
@@ -169,7 +174,7 @@ class Placer:
 
     def _assign(self, worker: WorkerView | None, calls: list[Placeable]) -> None:
         if worker is None:
-            self._placement.held.extend(call.key for call in calls)
+            self._unplaced.extend(calls)
             return
         for call in calls:
             worker.add(call.lane)

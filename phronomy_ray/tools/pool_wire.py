@@ -72,10 +72,12 @@ class ItemKind(enum.IntEnum):
     OUTCOME = 1
     #: Its outcome; the body was given up and still runs.
     GIVEN_UP = 2
-    #: What a given-up body did in the end; nothing of it runs any more.
+    #: The end of a body whose outcome was given before: what it did; nothing of it runs any more.
     LATE = 3
     #: A given-up body was ended with its process.
     ENDED = 4
+    #: Its outcome; the tool has said that its work outlives its result, and nobody minds.
+    GOES_ON = 5
 
 
 class PoolItem(NamedTuple):

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from phronomy_ray.definition.agent import BoundTool
+from phronomy_ray.definition.tool_options import ExecutionMode
 from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome
 from phronomy_ray.tools.envelope import redacted, run_sync, timed_out, timestamp
 from phronomy_ray.tools.pool_wire import ItemKind, News, StartedCalls, item_of
+from phronomy_ray.tools.process import cancelled_by
 from phronomy_ray.tools.warm_threads import WarmThreads
 
-#: A note that bodies have begun waits so long for outcomes to travel with.
-STARTED_DELAY_S = 0.004
+#: Least time between two lists of news, in seconds: a list costs much more than an item in it. A note that bodies have begun
+#: waits so long for an outcome to travel with.
+BUNDLE_S = 0.003
+#: How much longer than its time the body of an ``external_process`` tool may take to report that it killed its program.
+PROCESS_MARGIN_S = 1.0
 #: How soon a body is looked at again whose clock does not run: before its first attempt, or between two.
 _UNSTARTED_POLL_S = 0.05
 
@@ -31,6 +37,8 @@ _UNSTARTED_POLL_S = 0.05
 class _Ended(NamedTuple):
     key: CallKey
     outcome: ToolOutcome
+    #: Whether nothing of the body runs any more (`definition.tool.ToolCompletion`).
+    is_over: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +50,11 @@ class _Body:
     deadline: float | None = None
     is_cancelled: bool = False
     is_given_up: bool = False
+    #: Whether its outcome has been reported.
+    is_reported: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    outcome: ToolOutcome | None = None
+    is_over: bool = False
 
     @property
     def key(self) -> CallKey:
@@ -88,59 +101,88 @@ class WorkerCalls:
 
     def serve(self) -> Iterator[list[News]]:
         """News of all calls, as lists of whatever is ready; ends after `close`."""
-        held: list[News] = []
+        begun: list[News] = []  # notes that wait for an outcome to travel with
+        told_at = 0.0
         while not self._is_closed:
-            fresh = [*self._collect(STARTED_DELAY_S if held else self._wait_s()), *self._overdue()]
-            if not held and all(isinstance(item, StartedCalls) for item in fresh):
-                held = fresh
-            elif held or fresh:
-                yield held + fresh
-                held = []
+            fresh = self._collect(BUNDLE_S if begun else self._wait_s(), told_at + BUNDLE_S)
+            fresh += self._overdue()
+            if not begun and all(isinstance(item, StartedCalls) for item in fresh):
+                begun = fresh
+            else:
+                yield begun + fresh
+                begun, told_at = [], time.monotonic()
 
     # --- inside ------------------------------------------------------------------------------------------------
 
     def _run(self, body: _Body) -> None:
         def on_attempt() -> None:
-            body.deadline = time.monotonic() + body.bound.spec.timeout_s
+            spec = body.bound.spec
+            # a program is killed at its timeout by the thread that runs it, which then has the outcome
+            margin_s = PROCESS_MARGIN_S if spec.execution_mode is ExecutionMode.EXTERNAL_PROCESS else 0.0
+            body.deadline = time.monotonic() + spec.timeout_s + margin_s
 
         def on_attempt_end() -> None:
             body.deadline = None
 
-        outcome = run_sync(
-            body.bound,
-            body.invocation,
-            # a call that was given up for its time must not be tried again behind anybody's back
-            is_cancelled=body.should_stop,
-            node=self._node,
-            on_attempt=on_attempt,
-            on_attempt_end=on_attempt_end,
-        )
-        self._news.put(_Ended(body.key, outcome))
+        def on_finished() -> None:
+            with body.lock:
+                body.is_over = True
+                if body.outcome is not None:
+                    self._news.put(_Ended(body.key, replace(body.outcome, ended_at=timestamp())))
 
-    def _collect(self, wait_s: float | None) -> list[News]:
+        with cancelled_by(body.should_stop):
+            outcome = run_sync(
+                body.bound,
+                body.invocation,
+                # a call that was given up for its time must not be tried again behind anybody's back
+                is_cancelled=body.should_stop,
+                node=self._node,
+                on_attempt=on_attempt,
+                on_attempt_end=on_attempt_end,
+                on_finished=on_finished,
+            )
+        with body.lock:
+            body.outcome = outcome
+            self._news.put(_Ended(body.key, outcome, body.is_over))
+
+    def _collect(self, wait_s: float | None, until: float) -> list[News]:
+        """What is ready; the first is waited for, and when it is an outcome, those that come until then are taken along.
+
+        Sleeping while they come, not waiting for each: every wait would take the interpreter from the bodies once more.
+        """
         found: list[News] = []
         try:
             entry = self._news.get(timeout=wait_s)
+            rest_s = until - time.monotonic()
+            if rest_s > 0 and isinstance(entry, _Ended) and self._news.qsize() + 1 < len(self._bodies):
+                time.sleep(rest_s)
             while True:
                 if entry is None:
                     self._is_closed = True
-                elif isinstance(entry, StartedCalls):
-                    found.append(entry)
-                else:
-                    body = self._bodies.pop(entry.key, None)
-                    is_late = body is not None and body.is_given_up
-                    found.append(item_of(entry.outcome, ItemKind.LATE if is_late else ItemKind.OUTCOME))
+                    return found
+                found += [entry] if isinstance(entry, StartedCalls) else self._ended(entry)
                 entry = self._news.get_nowait()
         except queue.Empty:
             return found
+
+    def _ended(self, entry: _Ended) -> list[News]:
+        body = self._bodies.get(entry.key)
+        was_reported = body is not None and body.is_reported
+        if entry.is_over:
+            self._bodies.pop(entry.key, None)
+            return [item_of(entry.outcome, ItemKind.LATE if was_reported else ItemKind.OUTCOME)]
+        if body is None or was_reported:
+            return []  # its end will be told
+        body.is_reported = True
+        return [item_of(entry.outcome, ItemKind.GOES_ON)]
 
     def _overdue(self) -> list[News]:
         now = time.monotonic()
         found: list[News] = []
         for body in list(self._bodies.values()):
             deadline = body.deadline
-            if deadline is not None and deadline <= now and not body.is_given_up:
-                body.is_given_up = True
+            if deadline is not None and deadline <= now and not body.is_reported:
+                body.is_given_up = body.is_reported = True
                 outcome = timed_out(body.bound, body.invocation, node=self._node, started=body.started_at)
                 found.append(item_of(outcome, ItemKind.GIVEN_UP))
         return found
@@ -149,7 +191,7 @@ class WorkerCalls:
         """How long nothing can be overdue; none for ever."""
         nearest = float("inf")
         for body in list(self._bodies.values()):
-            if body.is_given_up:
+            if body.is_reported:
                 continue
             deadline = body.deadline
             if deadline is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from phronomy_ray.definition.agent import Agent
-from phronomy_ray.definition.tool import tool
+from phronomy_ray.definition.tool import Tool, ToolCompletion, tool
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
 from phronomy_ray.tools import pool_wire
+from phronomy_ray.tools.envelope import run_sync
 from phronomy_ray.tools.pool_wire import ItemKind, News, PoolItem, StartedCalls
+from phronomy_ray.tools.process import Process
 from phronomy_ray.tools.warm_threads import WarmThreads
 from phronomy_ray.tools.worker_calls import WorkerCalls
 
@@ -31,7 +34,7 @@ def news_of(*bodies: Any, cancel: bool = False) -> Iterator[News]:
     for group in calls.serve():
         for item in group:
             yield item
-            if isinstance(item, PoolItem) and item.kind is not ItemKind.GIVEN_UP:
+            if isinstance(item, PoolItem) and item.kind not in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
                 waiting.discard(item.key[0].removeprefix("tc_"))
         if not waiting:
             return
@@ -118,6 +121,70 @@ def test_a_body_sees_that_it_should_stop() -> None:
 
     [outcome] = [item for item in news_of(polite, cancel=True) if isinstance(item, PoolItem)]
     assert (outcome.kind, pool_wire.outcome_of(outcome).result) == (ItemKind.OUTCOME, "stopped")
+
+
+def test_work_that_outlives_its_result_is_reported_twice_and_not_told_to_stop() -> None:
+    seen: list[bool] = []
+    release = threading.Event()
+
+    class Publish(Tool):
+        """Answer at once and go on."""
+
+        replay = "safe"
+        execution_mode = "blocking_io"
+
+        def execute(self) -> str:
+            raise AssertionError("not called")
+
+        def call_async(self, arguments: dict[str, Any], context: ToolContext) -> ToolCompletion:
+            async def result() -> str:
+                return "accepted"
+
+            async def finished() -> None:
+                await asyncio.to_thread(release.wait, 20)
+                seen.append(context.is_cancelled())
+
+            return ToolCompletion(result(), finished())
+
+    kinds = []
+    for item in news_of(Publish()):
+        if isinstance(item, PoolItem):
+            kinds.append((item.kind, item.status))
+            release.set()
+    assert kinds == [(ItemKind.GOES_ON, "succeeded"), (ItemKind.LATE, "succeeded")]
+    assert seen == [False]
+
+
+def test_a_program_ends_with_its_call() -> None:
+    def sleeper(timeout_s: float) -> Any:
+        def wait() -> Process:
+            """Wait."""
+            return Process(["sleep", "60"])
+
+        return tool(replay="safe", execution_mode="external_process", timeout_s=timeout_s)(wait)
+
+    [late] = [item for item in news_of(sleeper(0.3)) if isinstance(item, PoolItem)]
+    assert (late.kind, late.status) == (ItemKind.OUTCOME, "timed_out"), "it is over, not given up"
+    [stopped] = [item for item in news_of(sleeper(30), cancel=True) if isinstance(item, PoolItem)]
+    assert (stopped.kind, stopped.status) == (ItemKind.OUTCOME, "cancelled")
+
+
+def test_a_program_s_end_is_the_result() -> None:
+    @tool(replay="safe", execution_mode="external_process")
+    def fail_softly(words: list[str]) -> Process:
+        """Run a program that fails."""
+        return Process(["sh", "-c", "cat; exit 3"], stdin=" ".join(words).encode())
+
+    bound = (
+        type("Clerk", (Agent,), {"model": "m/m", "tools": [fail_softly]}).definition().tools["fail_softly"]
+    )
+    outcome = run_sync(
+        bound,
+        ToolInvocation("tc_1", "fail_softly", {"words": ["a", "b"]}, "a1", "ex1", 1),
+        is_cancelled=lambda: False,
+    )
+    assert outcome.status is ToolCallStatus.SUCCEEDED
+    assert (outcome.result["exit_code"], outcome.result["stdout"]) == (3, "a b")
 
 
 def test_threads_are_used_again() -> None:

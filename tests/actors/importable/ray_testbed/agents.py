@@ -20,6 +20,7 @@ from phronomy_ray import Agent, ToolContext, tool
 from phronomy_ray.errors import AuthenticationError, StoreUnavailableError
 from phronomy_ray.models.script import ScriptRequest, Step, call, calls, final
 from phronomy_ray.models.scripted import ScriptedModel
+from phronomy_ray.tools.process import Process
 from ray_testbed import effects
 
 # --- the model --------------------------------------------------------------------------------------------------
@@ -305,6 +306,101 @@ def stubborn(gate: str, context: ToolContext) -> str:
     return "ended by itself"
 
 
+# --- tools for pools --------------------------------------------------------------------------------------------
+
+
+@tool(replay="idempotent")
+def hold_idempotent(gate: str, context: ToolContext) -> str:
+    """Run until the test opens a gate; may be repeated with the same key."""
+    effects.record(context.agent_id, "hold_idempotent", gate=gate, key=context.idempotency_key)
+    effects.pass_gate(gate)
+    return f"held {gate}"
+
+
+@tool(replay="safe", timeout_s=4.0, on_error="suppress")
+def overdue(gate: str, number: int, context: ToolContext) -> str:
+    """Take longer than its time; the test opens the gate at the end."""
+    effects.record(context.agent_id, "overdue", number=number)
+    effects.pass_gate(gate)
+    return "too late"
+
+
+@tool(replay="safe")
+def nap(seconds: float) -> str:
+    """Block the thread."""
+    time.sleep(seconds)
+    return "slept"
+
+
+@tool(replay="idempotent", retries=2)
+def charge(amount: int, gate: str, context: ToolContext) -> str:
+    """Commit outside, then lose the answer of the first attempt."""
+    before = effects.recorded(context.agent_id, "charge", amount=amount)
+    effects.record(context.agent_id, "charge", amount=amount, key=context.idempotency_key)
+    if not before:
+        raise TimeoutError("the answer was lost")
+    effects.pass_gate(gate)
+    return f"charged {amount}"
+
+
+@tool(replay="safe", execution_mode="cpu_bound", on_error="suppress")
+def count_primes(limit: int, context: ToolContext) -> int:
+    """Work for the CPU."""
+    effects.record(context.agent_id, "count_primes", limit=limit)
+    return sum(all(number % other for other in range(2, number)) for number in range(2, limit))
+
+
+@tool(replay="safe", execution_mode="cpu_bound", timeout_s=1.0, on_error="suppress")
+def run_away(context: ToolContext) -> None:
+    """Never end."""
+    effects.record(context.agent_id, "run_away")
+    while True:
+        pass
+
+
+@tool(execution_mode="external_process", on_error="suppress")
+def program(name: str, seconds: float, context: ToolContext) -> Process:
+    """Run a program that writes down its process id."""
+    code = "import os,sys,time; print('begun'); open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(float(sys.argv[2]))"
+    path = str(effects.folder() / f"{name}.pid")
+    effects.record(context.agent_id, "program", name=name)
+    return Process([sys.executable, "-I", "-S", "-c", code, path, str(seconds)])
+
+
+@tool(replay="safe", pool="narrow", timeout_s=1.0, on_error="suppress")
+def clutch(name: str, context: ToolContext) -> int:
+    """Hold the interpreter in C code for minutes."""
+    effects.record(context.agent_id, "clutch", name=name)
+    return sum(range(10**12))
+
+
+@tool(replay="safe", pool="narrow")
+def nimble(text: str) -> str:
+    """End at once."""
+    return text
+
+
+@tool(replay="safe", pool="narrow", timeout_s=1.0, retries=1, on_error="suppress")
+def slow_twice(gate: str, context: ToolContext) -> str:
+    """Take longer than its time, in an attempt that might be repeated."""
+    effects.record(context.agent_id, "slow_twice")
+    effects.pass_gate(gate)
+    return "too late"
+
+
+POOL_TOOLS = [
+    hold_idempotent,
+    overdue,
+    nap,
+    charge,
+    count_primes,
+    run_away,
+    program,
+    clutch,
+    nimble,
+    slow_twice,
+]
+
 TOOLS = [
     note,
     wire,
@@ -338,6 +434,14 @@ class Puppet(Agent):
     definition_id = "puppet"
     tools = TOOLS
     quiescence_timeout_s = 1.0
+
+
+class Swimmer(Puppet):
+    """Uses pools in every way."""
+
+    definition_id = "swimmer"
+    tools = [*TOOLS, *POOL_TOOLS]
+    max_tool_repeats = 0
 
 
 class Patient(Agent):
