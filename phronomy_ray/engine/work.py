@@ -6,7 +6,7 @@ Every piece of work ends in exactly one kernel input that is fed back; nothing h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
@@ -16,7 +16,6 @@ from phronomy_ray.definition.agent import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.engine.authorization import Authorizer
 from phronomy_ray.engine.model_runner import run_model_call
-from phronomy_ray.engine.tool_gate import ToolGate
 from phronomy_ray.engine.user_code import UserCode
 from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
@@ -44,7 +43,6 @@ from phronomy_ray.models.port import ModelPort
 from phronomy_ray.tool_calls import (
     Attachment,
     CallKey,
-    ToolInvocation,
     ToolLate,
     ToolOutcome,
     ToolSettings,
@@ -93,7 +91,6 @@ class EngineWork(WorkerInputRestricted):
         self._tool_settings = tool_settings
         self._model = model
         self._tools = tools
-        self._gate = ToolGate(definition.max_parallel_tools, self._start_tools)
         self._hooks = hooks
         self._authorizer = Authorizer(definition)
         self._model_task: asyncio.Task[Any] | None = None
@@ -102,12 +99,12 @@ class EngineWork(WorkerInputRestricted):
         #: Outcomes that no commit holds yet, those that are being committed included.
         self._outcomes: list[ToolOutcome] = []
         self._flush: asyncio.TimerHandle | None = None
-        #: Dispatches of an earlier incarnation that waited at the gate until it ended.
-        self._never_begun: frozenset[CallKey] = frozenset()
         #: Whether outcomes are being committed: what arrives meanwhile goes together in the next commit.
         self._flushing = False
         #: A committed batch and how many of its calls are live: counted once per commit, not once per outcome.
         self._counted: tuple[tuple[ToolCall, ...], int] = ((), 0)
+        #: Dispatches since the last `reset` whose outcome is not committed: nobody has to be asked after them.
+        self._begun: set[CallKey] = set()
         #: Execution whose work must stop; set before the cancellation is committed.
         self.stopping: str | None = None
         #: Seconds spent waiting for model calls, transport of the input included.
@@ -119,32 +116,30 @@ class EngineWork(WorkerInputRestricted):
         It is held until `forget`: the commit that is to keep it can fail like the one before.
         """
         self.stopping = None
-        self._never_begun |= self._gate.reopen()
+        self._begun.clear()
         self._outcomes = [outcome for outcome in self._outcomes if outcome.status in _KNOWN]
         return tuple(self._outcomes)
 
     def forget(self, outcomes: tuple[ToolOutcome, ...]) -> None:
         """These are committed, or nothing waits for them any more."""
+        self._begun.difference_update(outcome.key for outcome in outcomes)
         done = {id(outcome) for outcome in outcomes}
         self._outcomes = [outcome for outcome in self._outcomes if id(outcome) not in done]
 
     def abandon(self) -> None:
-        """The engine has stopped: end the model call, whose answer nobody can commit, and begin no body."""
+        """The engine has stopped: end the model call, whose answer nobody can commit."""
         self.stopping = None
-        self._gate.close()
         self._end_model_call()
 
     async def attach(self, execution: Execution, epoch: int) -> Attachment:
         """Go on with what an earlier owner dispatched, as far as anybody still knows of it."""
         waiting = live_invocations(execution, epoch)
-        self._never_begun &= {invocation.key for invocation in waiting}
-        if not waiting:
-            return Attachment()
-        asked = [invocation for invocation in waiting if invocation.key not in self._never_begun]
-        self._gate.occupy(invocation.key for invocation in asked)
+        own = frozenset(invocation.key for invocation in waiting if invocation.key in self._begun)
+        asked = [invocation for invocation in waiting if invocation.key not in own]
+        if not asked:
+            return Attachment(own)
         found = await self._tools.attach(asked, self._tools_of(execution), self._on_tool)
-        self._gate.keep_only(found.attached)  # those that have had their outcome meanwhile are no more in it
-        return replace(found, not_started=found.not_started | self._never_begun)
+        return replace(found, attached=found.attached | own)
 
     def has_stragglers(self, execution_id: str) -> bool:
         """Whether a body of the execution may still run although its call has its outcome."""
@@ -189,7 +184,6 @@ class EngineWork(WorkerInputRestricted):
                 await self._dispatch(effect)
             case StopWork():
                 self.stopping = effect.execution_id
-                self._gate.release()  # what waits there is answered at once, without being begun
                 self._hooks.spawn(self.stop())
 
     async def _ask_user_code(self, ask: Callable[[Any], Awaitable[Input | None]], effect: Any) -> None:
@@ -238,21 +232,16 @@ class EngineWork(WorkerInputRestricted):
 
     async def _dispatch(self, effect: DispatchTools) -> None:
         await self._hooks.faults.reach("before_dispatch")
-        free: set[str] = set()
-        if self._gate.is_limited:
-            tools = self._tools_of(self._hooks.execution())
-            free = {name for name, bound in tools.items() if bound.is_framework}
-        self._gate.admit(effect.invocations, free=free)
-        await self._hooks.faults.reach("after_dispatch")
-
-    def _start_tools(self, invocations: Sequence[ToolInvocation]) -> None:
-        if self.stopping == invocations[0].execution_id:
-            for invocation in invocations:
+        if self.stopping == effect.invocations[0].execution_id:
+            for invocation in effect.invocations:
                 self._on_tool(not_performed(invocation))
             return
+        invocations = effect.invocations
         if self._tool_settings is not None:
-            invocations = [replace(item, settings=self._tool_settings) for item in invocations]
+            invocations = tuple(replace(item, settings=self._tool_settings) for item in invocations)
+        self._begun.update(invocation.key for invocation in invocations)
         self._tools.dispatch(invocations, self._tools_of(self._hooks.execution()), self._on_tool)
+        await self._hooks.faults.reach("after_dispatch")
 
     def _tools_of(self, execution: Execution | None) -> Mapping[str, BoundTool]:
         assembled = execution.tools if execution is not None else None
@@ -268,7 +257,6 @@ class EngineWork(WorkerInputRestricted):
             if execution is not None:
                 self._hooks.publish(_started_event(execution, item))
             return
-        self._gate.ended(item.key)
         self._outcomes.append(item)
         if not self._flushing:
             self._flush_soon()

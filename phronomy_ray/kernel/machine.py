@@ -372,6 +372,7 @@ def _carry_on(found: Step | Draft, name: str) -> Step:
 def after_batch(draft: Draft, name: str) -> Step:
     """Go on as the present batch allows: wait, ask a human, end, or call the model with the results."""
     tools_step.answer_twins(draft)
+    tools_step.fill_gate(draft)
     batch = draft.execution.batch
     if any(call.is_live for call in batch):
         return draft.finish(name)

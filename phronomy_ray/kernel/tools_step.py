@@ -80,6 +80,7 @@ def dispatch(
 ) -> None:
     """Queue these calls, or every authorised one but the twins of others, for their next attempt.
 
+    What the agent's gate has no place for stays authorised: in the ledger it has not begun (see `fill_gate`).
     `checked` closes those whose tool has changed since the model, or a human, was shown it: they do not run.
     """
     all_of_them = ids is None
@@ -89,6 +90,7 @@ def dispatch(
         ids = ids - _close_changed(draft, ids)
     if all_of_them:
         ids = hold_twins(draft, ids)
+    ids = _with_a_place(draft, ids)
     if draft.execution.row.phase is not Phase.DISPATCHING_TOOLS:
         draft.move(ExecutionStatus.ACTIVE, Phase.DISPATCHING_TOOLS)
     if not ids:
@@ -106,6 +108,45 @@ def dispatch(
             )
         )
     )
+
+
+def fill_gate(draft: Draft) -> None:
+    """Queue calls that waited until others had their outcome, as many as the agent's gate now lets through."""
+    if draft.env.definition.max_parallel_tools is None or draft.execution.row.cancel_requested_at is not None:
+        return
+    twins = dict(draft.execution.progress.twins)
+    waiting = {
+        call.row.tool_call_id
+        for call in draft.execution.batch
+        if call.phase is ToolPhase.AUTHORIZED and call.row.tool_call_id not in twins
+    }
+    if waiting:
+        dispatch(draft, waiting)
+
+
+def _with_a_place(draft: Draft, ids: set[str]) -> set[str]:
+    """Those of `ids` that may be under way now, in their order: the gate is `max_parallel_tools` wide.
+
+    A call that is tried again keeps its place, and tools of the framework need none. A body that goes on after its
+    timeout has had its outcome and holds none either: one that never ends would close the gate for good.
+    """
+    limit = draft.env.definition.max_parallel_tools
+    if limit is None:
+        return ids
+    bound = draft.tools.tools
+    free = {name for name, tool in bound.items() if tool.is_framework}
+    room = limit - sum(call.is_live and call.row.tool_name not in free for call in draft.execution.batch)
+    passing = set()
+    for call in draft.execution.batch:
+        row = call.row
+        if row.tool_call_id not in ids:
+            continue
+        if call.is_live or row.tool_name in free:
+            passing.add(row.tool_call_id)
+        elif room > 0 or call.phase is not ToolPhase.AUTHORIZED:  # a human has said that it is to run now
+            passing.add(row.tool_call_id)
+            room -= 1
+    return passing
 
 
 def _invocation(execution: Execution, call: ToolCall, epoch: int, *, alone: bool = False) -> ToolInvocation:
