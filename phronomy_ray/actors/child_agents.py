@@ -17,10 +17,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ray.exceptions import RayError
 from tenacity import retry_if_exception_type, stop_after_attempt, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
-from phronomy_ray.actors.agent_client import SLICE_S, AgentClient
+from phronomy_ray.actors.agent_client import SLICE_S, STORE_POLL_S, AgentClient
 from phronomy_ray.actors.directory import AgentDirectory
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.definition.options import InstanceOptions
@@ -29,8 +30,8 @@ from phronomy_ray.errors import (
     AgentBusyError,
     CleanupError,
     ErrorRecord,
-    NotFoundError,
     PhronomyError,
+    StoreUnavailableError,
     ToolError,
 )
 from phronomy_ray.results import RunResult
@@ -99,6 +100,12 @@ class ActorChildAgents:
             # with this child
             if not request.is_stopped() or self._parent.is_cancelled(request.execution_id):
                 await self._abandon(client, child, begun, keep=request.keep)
+            raise
+        except (
+            PhronomyError,
+            RayError,
+        ):  # it could not be started, or nobody can say any more what becomes of it
+            await self._abandon(client, child, begun, keep=request.keep)
             raise
         if not request.keep:
             await _free(client, child, result)
@@ -191,8 +198,14 @@ def next_lineage(lineage: list[str], definition_id: str, max_depth: int) -> list
 
 
 async def _end_of(client: AgentClient, execution_id: str) -> RunResult:
+    """The child's result. A database that is away is waited for: the call's own time limit ends that."""
     while True:
-        result = await client.wait_once(execution_id, "terminal", SLICE_S)
+        try:
+            result = await client.wait_once(execution_id, "terminal", SLICE_S)
+        except StoreUnavailableError as error:
+            _LOG.warning("child agent %s: the store cannot be reached: %s", client.agent_id, error)
+            await asyncio.sleep(STORE_POLL_S)
+            continue
         if result is not None:
             return result
 
@@ -200,14 +213,14 @@ async def _end_of(client: AgentClient, execution_id: str) -> RunResult:
 async def _free(client: AgentClient, child: _Child, result: RunResult) -> None:
     """Unload the child; only that is repeated. Raises `CleanupError`."""
     failures: list[ErrorRecord] = []
-    last: PhronomyError | None = None
+    last: Exception | None = None
     for attempt in range(UNLOAD_ATTEMPTS):
         if attempt:
             await asyncio.sleep(0.2 * 2**attempt)
         try:
             await client.unload()
             return
-        except PhronomyError as error:
+        except (PhronomyError, RayError) as error:
             failures.append(ErrorRecord.from_exception(error))
             last = error
     raise CleanupError(
@@ -228,14 +241,12 @@ async def _cancel_and_free(
     """End a child that nobody waits for. Never raises: what fails is logged."""
     try:
         await asyncio.wait({begun})  # an admission that is under way would come after the cancellation
-        if begun.cancelled() or begun.exception() is not None:
-            return
         async with asyncio.timeout(CANCELLED_END_S):
-            try:
+            if begun.cancelled() or begun.exception() is not None:
+                pass  # nothing was started; perhaps there is a process
+            else:
                 await client.call("cancel", child.execution_id, "the parent's call ended")
                 await _end_of(client, child.execution_id)
-            except NotFoundError:
-                pass
             if keep:
                 return
             async for attempt in AsyncRetrying(
@@ -246,7 +257,7 @@ async def _cancel_and_free(
             ):
                 with attempt:
                     await client.unload()
-    except (PhronomyError, TimeoutError) as error:
+    except (PhronomyError, RayError, TimeoutError) as error:
         _LOG.warning("child agent %s was cancelled and could not be freed: %s", child.agent_id, error)
     except Exception:  # noqa: BLE001 - nobody waits for this any more: it must be written down
         _LOG.exception("child agent %s was cancelled and could not be freed", child.agent_id)

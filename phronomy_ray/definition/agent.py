@@ -13,7 +13,6 @@ A mistake in the declaration is a `ConfigurationError` when the class is made. C
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
@@ -29,6 +28,7 @@ from phronomy_ray.definition.agent_tool import (
 from phronomy_ray.definition.filters import callables_of, inherited
 from phronomy_ray.definition.importing import import_object
 from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole
+from phronomy_ray.definition.tool_names import derive_tool_name, snake_case
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
 from phronomy_ray.definition.tool_source import ToolSource
 from phronomy_ray.errors import (
@@ -234,10 +234,10 @@ class Agent:
             ConfigurationError: this class cannot run, or an argument is wrong.
         """
         cls.definition()
-        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        derived = derive_tool_name(snake_case(cls.__name__).removesuffix("_agent"))
         return agent_tool(
             cls,
-            name=snake.removesuffix("_agent") if name is None else name,
+            name=derived if name is None else name,
             description=inspect.cleandoc(cls.__dict__.get("__doc__") or "")
             if description is None
             else description,

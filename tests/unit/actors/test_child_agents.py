@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phronomy_ray import Agent, ToolContext, tool
-from phronomy_ray.actors import agent_client
+from phronomy_ray.actors import agent_client, child_agents
 from phronomy_ray.actors.child_agents import (
     LINEAGE_KEY,
     ActorChildAgents,
@@ -31,8 +31,11 @@ from phronomy_ray.errors import (
     ConfigurationError,
     ErrorRecord,
     ExecutionRehydrationRequiredError,
+    InvalidInputError,
     ModelError,
+    OwnershipLostError,
     PhronomyError,
+    StoreUnavailableError,
     ToolError,
 )
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
@@ -68,11 +71,15 @@ class Actor:
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
     async def _start(self, execution_id: str, input: Any, context: Any, stream: bool) -> Any:
+        if self._cluster.start_errors:
+            raise self._cluster.start_errors.pop(0)
         result = await self._engine.start(execution_id, input, durable_context=context, stream=stream)
         self._cluster.starts.append((self._engine.agent_id, execution_id, input, context))
         return result.to_wire()
 
     async def _result(self, execution_id: str, until: str, wait_s: float) -> Any:
+        if self._cluster.result_errors:
+            raise self._cluster.result_errors.pop(0)
         result = await self._engine.wait(execution_id, until=until, timeout_s=wait_s)
         return result.to_wire() if result is not None else None
 
@@ -97,6 +104,8 @@ class Cluster:
         self.engines: dict[str, AgentEngine] = {}
         self.starts: list[tuple[str, str, Any, Any]] = []
         self.unloaded: list[str] = []
+        self.start_errors: list[PhronomyError] = []
+        self.result_errors: list[PhronomyError] = []
         self.unload_errors: list[PhronomyError] = []
         self.tools: list[LocalToolExecutor] = []
 
@@ -382,6 +391,35 @@ async def test_a_refused_child_is_a_tool_error(cluster: Cluster) -> None:
     )
     await cluster.end(boss)
     assert cluster.call_row().error["code"] == "child_rejected"
+
+
+async def test_a_child_that_cannot_be_started_fails_the_call_and_leaves_nothing(cluster: Cluster) -> None:
+    cluster.start_errors = [InvalidInputError("no")]
+    boss = await cluster.parent(parent_of(agent("writer", [final("x")]), on_error="suppress"))
+    assert (await cluster.run(boss)).output == "done"
+    assert cluster.call_row().error["code"] == "invalid_input"
+    assert cluster.unloaded == [cluster.child()[0]]
+
+
+async def test_a_database_that_is_away_is_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_agents, "STORE_POLL_S", 0.01)
+    cluster.result_errors = [StoreUnavailableError("away")] * 3
+    boss = await cluster.parent(parent_of(agent("writer", [final("a poem")])))
+    assert (await cluster.run(boss)).output == "done"
+    assert cluster.result_errors == []
+    assert cluster.call_row().result == "a poem"
+
+
+async def test_a_child_that_nobody_can_speak_for_is_given_up(cluster: Cluster) -> None:
+    cluster.result_errors = [OwnershipLostError("taken")]
+    boss = await cluster.parent(parent_of(agent("writer", [hang()]), on_error="suppress"))
+    assert (await cluster.run(boss)).output == "done"
+    assert cluster.call_row().error["code"] == "ownership_lost"
+    child_id, execution_id = cluster.child()
+    await cluster.until(lambda: child_id in cluster.unloaded, "the child is freed")
+    assert cluster.store.load_execution(execution_id).status is ExecutionStatus.CANCELLED
 
 
 async def test_only_the_unload_is_tried_again(cluster: Cluster) -> None:
