@@ -65,6 +65,7 @@ def test_importing_the_package_costs_little_more_than_what_it_stands_on() -> Non
         ("phronomy_ray.kernel", set(HEAVY)),
         ("phronomy_ray.definition", set(HEAVY)),
         ("phronomy_ray.tools", {"ray", "litellm", "sqlalchemy"}),
+        ("phronomy_ray.retrieval.vector_search", {"ray", "litellm", "sqlalchemy"}),
         ("phronomy_ray.models.scripted", {"ray", "litellm", "sqlalchemy"}),
         ("phronomy_ray.store", {"ray", "litellm"}),
     ],
