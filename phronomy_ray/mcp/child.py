@@ -2,7 +2,8 @@
 
 A gateway killed by SIGKILL can close nothing. Its end of the server's input closes with it, which ends a server that
 reads its input; for all others the kernel tells this process (a parent-death signal), and it kills its process group
-after a moment. Nothing passes through it: the server has the pipes, and this process closes its own copies.
+after a moment. Should somebody kill this process itself (Ray does that to the children of a worker that it ends), the
+kernel kills the server. Nothing passes through: the server has the pipes, and this process closes its own copies.
 
 Run as a script in isolated mode, without this package and without site-packages: ``child.py <pid of the parent>
 <program> <arguments>...``. Its exit code is the server's, 127 when there is no such program.
@@ -29,6 +30,12 @@ def _end_soon(_number: int, _frame: FrameType | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
 
+def _follow(parent: int, number: signal.Signals) -> bool:
+    """Have the kernel send `number` to this process when its parent dies; false when it is dead already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    return os.getppid() == parent
+
+
 def main(argv: list[str]) -> int:
     """Start the server, wait for its end."""
     parent, command = int(argv[1]), argv[2:]
@@ -36,13 +43,15 @@ def main(argv: list[str]) -> int:
         os.setsid()
     signal.signal(signal.SIGALRM, _kill_group)
     signal.signal(signal.SIGTERM, _end_soon)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked to be told
+    if not _follow(parent, signal.SIGTERM):
         return 1
+    own = os.getpid()
     server = os.fork()
     if server == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        if not _follow(own, signal.SIGKILL):
+            os._exit(1)
         try:
             os.execvp(command[0], command)
         except OSError as error:
