@@ -13,6 +13,7 @@ from phronomy_ray.errors import ToolError
 from phronomy_ray.mcp.connection import McpConnection
 from phronomy_ray.mcp.content import tool_value
 from phronomy_ray.mcp.endpoint import McpEndpoint
+from phronomy_ray.mcp.hub import McpHub
 from phronomy_ray.mcp.session import McpSession
 from phronomy_ray.testing import processes
 
@@ -150,6 +151,7 @@ async def test_P01_closing_while_a_call_runs_and_while_the_closer_is_cancelled(
     error = await failure(running)
     assert error.code == "mcp_server_lost"
     await gone(site.pids())
+    await session.close()  # again: returns when it is over
 
 
 async def test_P01_a_caller_cancelled_while_the_session_opens_leaves_nothing(
@@ -281,6 +283,21 @@ async def test_P02_a_server_that_answers_nothing_any_more_is_replaced(
     assert site.calls("block") == 1
 
 
+async def test_P02_a_connection_on_which_many_calls_were_given_up_is_replaced(
+    make_site: Callable[..., Site], open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phronomy_ray.mcp.session.MAX_GIVEN_UP", 2)
+    site = make_site("http")
+    session = open_session(site.endpoint())
+    slow = asyncio.create_task(call(session, "slow", seconds=2.0))
+    await eventually(lambda: site.calls("slow"))
+    for _ in range(2):
+        assert (await failure(session.call("hang", {}, timeout_s=0.3))).code == "mcp_timeout"
+    assert await call(session, "echo", text="on a new one") == "on a new one"
+    assert session.connects == 2
+    assert await slow == "after 2.0 s"  # the old one was left to it
+
+
 async def test_P02_a_server_that_never_shakes_hands_ends_at_the_callers_deadline(
     make_site: Callable[..., Site], open_session: Open
 ) -> None:
@@ -357,6 +374,22 @@ async def test_a_tool_that_is_gone_is_not_called(site: Site, open_session: Open)
     error = await failure(session.call("vanished", {}, timeout_s=PATIENCE_S, tool_hash="sha256:0"))
     assert error.code == "definition_changed"
     assert not site.calls("vanished")
+
+
+async def test_a_new_configuration_has_its_own_session_and_the_former_one_goes(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site("stdio")
+    hub = McpHub(superseded_idle_s=0.2)
+    former, later = (site.endpoint(env={"SITE_TOKEN": f"token-{number}"}) for number in (1, 2))
+    for endpoint in (former, later):
+        await hub.call(endpoint, "echo", {"text": "x"}, timeout_s=PATIENCE_S)
+    first, second = (entry["pid"] for entry in site.events("start"))
+    await gone({first})
+    assert processes.is_alive(second)
+    await hub.call(later, "echo", {"text": "x"}, timeout_s=PATIENCE_S)
+    await hub.close()
+    await gone({second})
 
 
 async def test_an_idle_connection_is_closed_and_opened_again(
