@@ -21,7 +21,7 @@ from phronomy_ray.errors import (
     StateConflictError,
 )
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus
-from phronomy_ray.store import rows, statements
+from phronomy_ray.store import approval_rows, rows, statements
 from phronomy_ray.store.batches import Step, end_batches, run_batch
 from phronomy_ray.store.codec import RowEncoder, encode_time
 from phronomy_ray.store.content_codec import ContentCodec
@@ -83,7 +83,7 @@ class PreparedCommit:
             (
                 "approval",
                 statements.UPDATE_APPROVAL,
-                [rows.approval_changes(r, encoder) for r in commit.approvals],
+                [approval_rows.approval_changes(r, encoder) for r in commit.approvals],
             ),
         ]
         #: ``(statement, rows)`` of inserts, in an order that satisfies the foreign keys.
@@ -96,7 +96,10 @@ class PreparedCommit:
                 statements.INSERT_TOOL_CALL,
                 [rows.tool_call_columns(r, encoder) for r in commit.new_tool_calls],
             ),
-            (statements.INSERT_APPROVAL, [rows.approval_columns(r, encoder) for r in commit.new_approvals]),
+            (
+                statements.INSERT_APPROVAL,
+                [approval_rows.approval_columns(r, encoder) for r in commit.new_approvals],
+            ),
             (statements.INSERT_JOURNAL, [rows.journal_columns(agent_id, r, encoder) for r in commit.journal]),
             (statements.INSERT_EVENT, [rows.event_columns(r, encoder) for r in commit.events]),
         ]

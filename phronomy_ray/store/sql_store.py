@@ -13,12 +13,10 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Executable
 
-from phronomy_ray.approvals import StandingRule, scope_key
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
-    ConflictError,
     InvalidInputError,
     NotFoundError,
     OwnershipLostError,
@@ -34,12 +32,12 @@ from phronomy_ray.journal import (
     ModelCallRow,
     ToolCallRow,
 )
-from phronomy_ray.store import rows, statements
+from phronomy_ray.store import approval_rows, rows, statements
 from phronomy_ray.store.batches import end_batches, run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
 from phronomy_ray.store.commit_writer import PreparedCommit
-from phronomy_ray.store.database import SqlDatabase
 from phronomy_ray.store.engines import StoreOptions
+from phronomy_ray.store.sql_rules import SqlRules
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
@@ -47,7 +45,7 @@ T = TypeVar("T")
 _IDS_PER_QUERY = 5_000
 
 
-class SqlStore(SqlDatabase, WorkerInputRestricted):
+class SqlStore(SqlRules, WorkerInputRestricted):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 
     Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and
@@ -180,7 +178,7 @@ class SqlStore(SqlDatabase, WorkerInputRestricted):
         wanted = (
             rows.references([open_execution], *rows.EXECUTION_REFS)
             | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
-            | rows.references(approvals, *rows.APPROVAL_REFS)
+            | rows.references(approvals, *approval_rows.APPROVAL_REFS)
         )
         decoder = self._decoder(connection, wanted)
         return Hydration(
@@ -188,7 +186,7 @@ class SqlStore(SqlDatabase, WorkerInputRestricted):
             execution=rows.to_execution(open_execution, decoder),
             model_calls=tuple(rows.to_model_call(row, decoder) for row in model_calls),
             tool_calls=tuple(rows.to_tool_call(row, decoder) for row in tool_calls),
-            approvals=tuple(rows.to_approval(row, decoder) for row in approvals),
+            approvals=tuple(approval_rows.to_approval(row, decoder) for row in approvals),
             last_event_seq=last_seq,
         )
 
@@ -301,56 +299,7 @@ class SqlStore(SqlDatabase, WorkerInputRestricted):
             parameters["the_execution_id"] = execution_id
         if agent_id is not None:
             parameters["the_agent_id"] = agent_id
-        return self._select(query, parameters, rows.to_approval, rows.APPROVAL_REFS)
-
-    # --- standing rules ----------------------------------------------------------------------------------------
-
-    def add_rule(self, rule: StandingRule) -> StandingRule:
-        """As `Store.add_rule`."""
-        columns = rows.rule_columns(rule, RowEncoder(self._codec))
-
-        def work(connection: Connection) -> StandingRule:
-            connection.execute(statements.INSERT_RULE[connection.dialect.name], columns)
-            row = connection.execute(statements.RULE, {"the_rule_id": rule.rule_id}).one()
-            return rows.to_rule(row, RowDecoder(self._codec, {}))
-
-        stored = self._write(work, repeat_unknown=True)
-        if replace(stored, revoked_at=None, revoked_by=None) != rule:
-            raise ConflictError(
-                f"another standing rule is stored as {rule.rule_id}", details={"rule_id": rule.rule_id}
-            )
-        return stored
-
-    def revoke_rule(self, rule_id: str, *, revoked_by: str, now: datetime) -> StandingRule:
-        """As `Store.revoke_rule`."""
-        changes = {
-            "the_rule_id": rule_id,
-            "new_revoked_at": encode_time(now),
-            "new_revoked_by": RowEncoder(self._codec).sealed(revoked_by),
-        }
-
-        def work(connection: Connection) -> StandingRule:
-            connection.execute(statements.REVOKE_RULE, changes)
-            row = connection.execute(statements.RULE, {"the_rule_id": rule_id}).one_or_none()
-            if row is None:
-                raise NotFoundError(f"no standing rule {rule_id!r}", details={"rule_id": rule_id})
-            return rows.to_rule(row, RowDecoder(self._codec, {}))
-
-        return self._write(work, repeat_unknown=True)
-
-    def rules_in_force(self, *, agent_id: str, definition_id: str, now: datetime) -> list[StandingRule]:
-        """As `Store.rules_in_force`."""
-        parameters = {
-            "everywhere": scope_key(),
-            "of_agent": scope_key(agent_id=agent_id),
-            "of_definition": scope_key(definition_id=definition_id),
-            "now": encode_time(now),
-        }
-        return self._select(statements.RULES_IN_FORCE, parameters, rows.to_rule)
-
-    def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
-        """As `Store.list_rules`."""
-        return self._select(statements.RULES, {"row_limit": _limit(limit)}, rows.to_rule)
+        return self._select(query, parameters, approval_rows.to_approval, approval_rows.APPROVAL_REFS)
 
     # --- events ------------------------------------------------------------------------------------------------
 
