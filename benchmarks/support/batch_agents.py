@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from phronomy_ray import Agent, tool
 from support.batch_scripts import BatchModel
 from support.tool_bodies import cpu_body, sleep_body, trivial_body
@@ -19,7 +21,7 @@ def sleep50(n: int) -> str:
     return sleep_body(n)
 
 
-@tool(replay="safe", execution_mode="blocking_io", timeout_s=600.0)
+@tool(replay="safe", execution_mode="cpu_bound", timeout_s=600.0)
 def burn50(n: int, rounds: int) -> str:
     """Compute for about 50 ms."""
     return cpu_body(n, rounds)
@@ -37,6 +39,27 @@ class BatchAgent(Agent):
     model = BatchModel()
     instructions = "You use your tools."
     tools = (trivial, sleep50, burn50, touch)
+
+
+@tool(replay="safe", execution_mode="blocking_io", pool="bench_shared")
+def shared50(n: int) -> str:
+    """Block for 50 ms in the pool that many agents share."""
+    return sleep_body(n)
+
+
+@tool(replay="safe", execution_mode="blocking_io", pool="bench_small", on_error="suppress")
+def small_hold(n: int, seconds: float) -> str:
+    """Block for a while in a pool that is soon full."""
+    time.sleep(seconds)
+    return str(n)
+
+
+class PoolAgent(Agent):
+    """One of the many agents of a pool."""
+
+    model = BatchModel()
+    instructions = "You use your tools."
+    tools = (shared50, small_hold)
 
 
 class GatewayBatchAgent(Agent):
