@@ -19,8 +19,16 @@ JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, J
 
 MAX_DEPTH = 100
 
-#: Made once: `json.dumps` with options of its own builds an encoder for every call.
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Made once: `json.dumps` and `json.loads` with options of their own build an encoder or decoder for every call, which
+# costs more than a small value.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_quoted = json.encoder.encode_basestring
 
 
 def clean_text(text: str) -> str:
@@ -46,6 +54,8 @@ def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
     Raises:
         SerializationError: the value is not JSON; the message names the path of the offending part.
     """
+    if not depth and _is_plain(value, 0) and _copies(value):
+        return _copy(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -79,6 +89,25 @@ def to_json_value(value: Any, *, path: str = "$", depth: int = 0) -> JSONValue:
             to_json_value(item, path=f"{path}[{index}]", depth=depth + 1) for index, item in enumerate(value)
         ]
     raise SerializationError(f"{path}: a {type(value).__name__} is not a JSON value")
+
+
+def _copies(value: Any) -> bool:
+    """Whether the texts and floats of a value of plain types can be kept as they are."""
+    kind = type(value)
+    if kind is str:
+        return _is_clean(value)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is dict:
+        return all(_is_clean(key) and _copies(item) for key, item in value.items())
+    return all(map(_copies, value)) if kind is list or kind is tuple else True
+
+
+def _copy(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if kind is list or kind is tuple else value
 
 
 def dumps(value: Any) -> str:
@@ -123,7 +152,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 def dumps_plain(value: JSONValue) -> str:
     """Canonical text of a value that is known to be clean plain JSON (what `to_json_value` returned)."""
     try:
-        return _ENCODER.encode(value)
+        return _quoted(value) if type(value) is str else _ENCODER.encode(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise SerializationError(f"value cannot be written as JSON: {error}") from error
 
@@ -135,13 +164,11 @@ def loads(text: str | bytes) -> Any:
         SerializationError: the text is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        if not isinstance(text, str):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise SerializationError(f"stored text is not JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def check_format(wire: dict[str, Any], newest: int, what: str) -> None:

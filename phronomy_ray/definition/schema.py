@@ -65,7 +65,9 @@ class Parameters(abc.ABC):
             ArgumentError: broken JSON, not an object, or fields that are missing, extra or of the wrong type.
         """
         arguments = self._object(raw)
-        value = schema_walk.fit(arguments, self.schema, self.schema)
+        value: Any = arguments
+        if schema_walk.may_need_fitting(arguments):
+            value = schema_walk.fit(arguments, self.schema, self.schema)
         try:
             self.validate(value)
         except ArgumentError:

