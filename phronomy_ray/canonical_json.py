@@ -103,7 +103,7 @@ def _copies(value: Any) -> bool:
     return all(map(_copies, value)) if kind is list or kind is tuple else True
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any) -> JSONValue:
     kind = type(value)
     if kind is dict:
         return {key: _copy(item) for key, item in value.items()}
