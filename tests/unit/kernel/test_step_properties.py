@@ -154,7 +154,12 @@ class StrictClerk(Clerk):
 
 
 DEFINITION = Clerk.definition()
-STRICT = StrictClerk.definition()
+#: The same two behind a gate for parallel calls.
+GATED = {
+    (base, limit): type(f"{base.__name__}{limit}", (base,), {"max_parallel_tools": limit}).definition()
+    for base in (Clerk, StrictClerk)
+    for limit in (None, 1, 2)
+}
 
 
 class ModelStore:
@@ -333,9 +338,14 @@ STATUSES = st.sampled_from(
 
 
 class KernelMachine(RuleBasedStateMachine):
-    @initialize(strict=st.booleans(), hooks=st.booleans(), filters=st.booleans())
-    def begin(self, strict: bool, hooks: bool, filters: bool) -> None:
-        self.definition = STRICT if strict else DEFINITION
+    @initialize(
+        strict=st.booleans(),
+        hooks=st.booleans(),
+        filters=st.booleans(),
+        gate=st.sampled_from([None, None, 1, 2]),
+    )
+    def begin(self, strict: bool, hooks: bool, filters: bool, gate: int | None = None) -> None:
+        self.definition = GATED[StrictClerk if strict else Clerk, gate]
         self.hooks = hooks
         self.filters = filters
         #: What each model call was first made with.
@@ -790,6 +800,20 @@ class KernelMachine(RuleBasedStateMachine):
             assert execution.model_call.model_call_id in self.work.model_calls
         else:
             assert live
+
+    @invariant()
+    def the_gate_holds(self) -> None:
+        if not hasattr(self, "store") or self.state.execution is None:
+            return
+        limit = self.definition.max_parallel_tools
+        live = [call for call in self.state.execution.batch if call.is_live]
+        if limit is not None:
+            assert len(live) <= max(limit, sum(self.not_performed.values()))
+        waiting = [call for call in self.state.execution.batch if call.phase is ToolPhase.AUTHORIZED]
+        twins = dict(self.state.execution.progress.twins)
+        if live and any(call.row.tool_call_id not in twins for call in waiting):
+            assert limit is not None
+            assert len(live) >= limit, "a place is free and somebody waits for one"
 
     @invariant()
     def every_call_has_one_outcome_in_request_order(self) -> None:
