@@ -136,3 +136,40 @@ def _shape(database: Any) -> dict[str, Any]:
         )
         found[table] = (columns, inspector.get_pk_constraint(table)["constrained_columns"], indexes, keys)
     return found
+
+
+def test_requests_of_an_older_schema_belong_to_the_batches_of_their_calls(empty_database: Any) -> None:
+    from alembic import command
+
+    config = alembic_config()
+    with empty_database.engine().begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    texts = {"e": "2026-01-02T03:04:05.000000+00:00", "no": False if "postgres" in empty_database.url else 0}
+    empty_database.sql(
+        "INSERT INTO agents VALUES ('a', 'd', '1', '', 1, 0, 0, 0, 'suspended', 1, NULL, '{}', '{}', 0, :e, :e)",
+        e=texts["e"],
+    )
+    empty_database.sql(
+        "INSERT INTO executions (execution_id, agent_id, status, phase, revision, input_hash, base_position, state,"
+        " created_at, updated_at) VALUES ('ex', 'a', 'suspended', 'approval', 1, '\"h\"', 0, '{}', :e, :e)",
+        e=texts["e"],
+    )
+    empty_database.sql(
+        "INSERT INTO tool_calls (tool_call_id, execution_id, agent_id, model_call_id, position, provider_call_id,"
+        " tool_name, status, replay, requires_approval, schema_hash, attempt, created_at)"
+        " VALUES ('tc', 'ex', 'a', 'ex:m1', 0, 'c', 't', 'awaiting_approval', 'never', :no, 'h', 0, :e)",
+        **texts,
+    )
+    empty_database.sql(
+        "INSERT INTO approvals (approval_request_id, execution_id, agent_id, tool_call_id, tool_name, status,"
+        " created_at) VALUES ('ap', 'ex', 'a', 'tc', 't', 'pending', :e)",
+        e=texts["e"],
+    )
+    Migrations(empty_database.url).upgrade()
+    store = empty_database.open()
+    (request,) = store.approvals(pending_only=True)
+    assert (request.batch_id, request.tool_origin, request.asked_by) == ("ex:m1", "local", "tool")
+    assert (request.facts, request.expires_at, request.fingerprint, request.metadata) == (None, None, {}, {})
+    (call,) = store.tool_calls("ex")
+    assert (call.authorization, call.contract) == (None, {})

@@ -19,6 +19,7 @@ from phronomy_ray.errors import (
     OwnershipLostError,
     StateConflictError,
 )
+from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, RecordKind, ToolCallStatus
 from phronomy_ray.kernel.state import Decide
 from phronomy_ray.models.scripted import call, calls, final
@@ -385,6 +386,54 @@ async def test_A11_an_operator_can_reject_a_call_whose_tool_has_changed(lab: Any
     result = await engine.decide(Decide("ex1", request, False, "ann", "the tool is gone"))
     assert result.rejected
     assert work.done == []
+
+
+async def test_A11_a_tool_that_changes_between_the_decision_and_its_dispatch_does_not_run(lab: Any) -> None:
+    ran: list[str] = []
+
+    @tool(requires_approval=True, replay="safe", name="pay")
+    async def old(amount: int) -> str:
+        ran.append("old")
+        return "paid"
+
+    @tool(requires_approval=True, replay="safe", name="pay", version="2")
+    async def new(amount: int) -> str:
+        ran.append("new")
+        return "paid"
+
+    script = [calls(call("pay", {"amount": 5})), final("x")]
+    engine = lab.engine(lab.define(script, old))
+    await engine.start("ex1", "go")
+    (request,) = ids(await lab.suspension(engine))
+    write_plan(lab.faults, "a1", point="after_commit:decision", action="fail")
+    with pytest.raises(FaultInjectedError):
+        await engine.decide(Decide("ex1", request, True, "ann"))
+    second = await restarted(lab, lab.define(script, new))
+    result = await lab.end(second)
+    assert ran == [], "neither what was approved, which is gone, nor what was not"
+    assert result.status is ExecutionStatus.FAILED
+    assert result.error is not None
+    assert result.error.causes[0].code == "definition_changed"
+
+
+async def test_A11_an_ungated_sibling_that_has_changed_stops_the_approval_too(lab: Any) -> None:
+    work = Deletions()
+
+    @tool(replay="safe", name="read")
+    async def other(n: int, encoding: str = "utf-8") -> str:
+        work.read.append(-n)
+        return ""
+
+    script = [calls(call("delete", {"n": 1}), call("read", {"n": 2})), final("x")]
+    engine = lab.engine(lab.define(script, work.delete, work.free))
+    await engine.start("ex1", "go")
+    (request,) = ids(await lab.suspension(engine))
+    engine = await restarted(lab, lab.define(script, work.delete, other))
+    with pytest.raises(DefinitionChangedError, match="'read' has another schema"):
+        await engine.decide(Decide("ex1", request, True, "ann"))
+    assert (await engine.view("ex1")).suspended
+    assert (await engine.decide(Decide("ex1", request, False, "ann"))).rejected
+    assert (work.done, work.read) == ([], [])
 
 
 # --- who may say what ------------------------------------------------------------------------------------------
