@@ -57,7 +57,7 @@ class SchemaParameters(Parameters):
             for name in arguments
             if name in self.reserved
         ]
-        for error in _validator(dumps(self.schema)).iter_errors(arguments):
+        for error in _validator(self.text).iter_errors(arguments):
             problems += _problems(error)
         if problems:
             raise refusal(problems)

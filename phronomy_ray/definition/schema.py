@@ -43,11 +43,13 @@ class Parameters(abc.ABC):
     schema: dict[str, Any]
     #: Name of the parameter that takes the `ToolContext`, if any; no argument of the model may have it.
     context_parameter: str | None = None
-    #: Hash of the schema.
+    #: Canonical text of the schema, and its hash.
+    text: str = field(init=False, default="", repr=False)
     hash: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hash", content_hash(dumps(self.schema)))
+        object.__setattr__(self, "text", dumps(self.schema))
+        object.__setattr__(self, "hash", content_hash(self.text))
 
     @property
     def names(self) -> frozenset[str]:

@@ -19,7 +19,8 @@ from phronomy_ray.errors import SerializationError
 #: How deep references and unions in unions are followed in one place.
 MAX_DEPTH = 16
 ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_SHAPE_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "items", "prefixItems")
+_OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties"})
+_LIST_KEYWORDS = frozenset({"items", "prefixItems"})
 _UNIONS = ("anyOf", "oneOf")
 _INTEGER = re.compile(r"[+-]?\d{1,300}")
 _NUMBER = re.compile(r"[+-]?(\d{1,300}\.?\d{0,300}|\.\d{1,300})([eE][+-]?\d{1,3})?")
@@ -136,7 +137,7 @@ def shapes(schema: Any, root: Any, depth: int = 0) -> list[dict[str, Any]]:
     """The schemas that may describe what is inside a place: itself, what it refers to, and its alternatives."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return []
-    found = [schema] if any(key in schema for key in _SHAPE_KEYWORDS) else []
+    found = [schema] if set(schema) & (_OBJECT_KEYWORDS | _LIST_KEYWORDS) else []
     if isinstance(schema.get("$ref"), str):
         found += shapes(lookup(schema["$ref"], root), root, depth + 1)
     for key in ("allOf", *_UNIONS):
@@ -146,13 +147,31 @@ def shapes(schema: Any, root: Any, depth: int = 0) -> list[dict[str, Any]]:
 
 
 def _field(shape: dict[str, Any], key: str) -> Any:
+    """The schema of a field; without one for it, and unless the shape is closed, it may hold anything."""
     named = _mapping(shape, "properties")
     if key in named:
         return named[key]
     for pattern, schema in _mapping(shape, "patternProperties").items():
         if re.search(pattern, key):
             return schema
-    return shape.get("additionalProperties")
+    return shape.get("additionalProperties", True)
+
+
+def _rules_out(shape: dict[str, Any], value: dict[str, Any]) -> bool:
+    """Whether `value` cannot be of this shape: it lacks a field, has one too many, or another word in a telling one."""
+    named = _mapping(shape, "properties")
+    if any(name not in value for name in shape.get("required", ())):
+        return True
+    is_closed = shape.get("additionalProperties") is False and not _mapping(shape, "patternProperties")
+    if is_closed and any(key not in named for key in value):
+        return True
+    for key, item in value.items():
+        described = named.get(key)
+        if isinstance(described, dict) and isinstance(item, str):
+            words = [described["const"]] if "const" in described else described.get("enum")
+            if words is not None and item not in words:
+                return True
+    return False
 
 
 def _item(shape: dict[str, Any], index: int) -> Any:
@@ -165,7 +184,9 @@ def _item(shape: dict[str, Any], index: int) -> Any:
 
 def _any_of(schemas: list[Any]) -> Any:
     """The schema of a place that several shapes describe: text in one of them is text for all."""
-    known = [schema for schema in schemas if schema is not None and schema is not False]
+    known = [
+        {} if schema is True else schema for schema in schemas if schema is not None and schema is not False
+    ]
     return known[0] if len(known) == 1 else {"anyOf": known} if known else None
 
 
@@ -195,7 +216,7 @@ def fit(value: Any, schema: Any, root: Any, *, coerce: bool = False) -> Any:
     is an integer where it wants one (``2.0`` is one in JSON). With `coerce` also ``"3"``, ``"1.5"`` and ``"true"`` where a
     number or boolean is wanted and no text, and a number where text is wanted and no number.
     """
-    if schema is None or schema is False or schema is True:
+    if schema is None or schema is False or schema is True or not (coerce or _may_change(value)):
         return value
     types = allowed_types(schema, root)
     if isinstance(value, str) and "string" not in types:
@@ -205,18 +226,30 @@ def fit(value: Any, schema: Any, root: Any, *, coerce: bool = False) -> Any:
     if coerce and type_of(value) not in types:
         value = _coerced(value, types)
     if isinstance(value, dict):
-        inside = [shape for shape in shapes(schema, root) if set(shape) & set(_SHAPE_KEYWORDS[:3])]
+        inside = [shape for shape in shapes(schema, root) if set(shape) & _OBJECT_KEYWORDS]
+        if len(inside) > 1:
+            inside = [shape for shape in inside if not _rules_out(shape, value)]
         return {
             key: fit(item, _any_of([_field(shape, key) for shape in inside]), root, coerce=coerce)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        inside = [shape for shape in shapes(schema, root) if set(shape) & set(_SHAPE_KEYWORDS[3:])]
+        inside = [shape for shape in shapes(schema, root) if set(shape) & _LIST_KEYWORDS]
         return [
             fit(item, _any_of([_item(shape, index) for shape in inside]), root, coerce=coerce)
             for index, item in enumerate(value)
         ]
     return value
+
+
+def _may_change(value: Any) -> bool:
+    """Whether anything in `value` can be read in another way without `coerce`; most calls hold nothing of the kind."""
+    if isinstance(value, str):
+        return value.lstrip()[:1] in ("{", "[")
+    if isinstance(value, float):
+        return value.is_integer()
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_may_change(item) for item in parts)
 
 
 def decode_text(text: str, types: frozenset[str]) -> Any:
