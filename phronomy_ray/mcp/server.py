@@ -23,7 +23,6 @@ from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.mcp import access
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.listing import Listing, RemoteTool
-from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS
 
 MAX_NAME_CHARS = 64
 
@@ -73,8 +72,8 @@ class McpServer(ToolSource):
     replay: str = Replay.NEVER
     #: What a failed call does; by default the model is told.
     on_error: str = OnError.SUPPRESS
-    #: How much of a result the model is shown, in characters.
-    max_result_chars: int = DEFAULT_SHOWN_CHARS
+    #: How much of a result the model is shown, in characters; ``None`` for the runtime's default.
+    max_result_chars: int | None = None
     #: Close a connection, and so end a stdio server, that has been idle for so long, in seconds; ``None`` keeps it.
     idle_close_s: float | None = None
 
@@ -192,7 +191,8 @@ def _check(server: McpServer) -> None:
             raise wrong(field_name, f"a positive number of seconds, not {value!r}")
     if server.idle_close_s is not None and not (is_number(server.idle_close_s) and server.idle_close_s > 0):
         raise wrong("idle_close_s", f"a positive number of seconds or None, not {server.idle_close_s!r}")
-    if not (is_whole(server.max_result_chars) and server.max_result_chars > 0):
+    limit = server.max_result_chars
+    if limit is not None and not (is_whole(limit) and limit > 0):
         raise wrong("max_result_chars", f"a positive number of characters, not {server.max_result_chars!r}")
     prefix = cast("object", server.prefix)
     if prefix is not None and not (isinstance(prefix, str) and prefix and _is_plain(prefix)):
