@@ -28,7 +28,7 @@ from phronomy_ray.kernel.state import Step, pending_approvals
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.tools_step import dispatch, result_event, shown_arguments, spec_of
 from phronomy_ray.kernel.transitions import ToolPhase
-from phronomy_ray.redaction import SECRET_FIELD_NAMES, redact_fields
+from phronomy_ray.redaction import SECRET_FIELD_NAMES, redact_fields, redact_json, secret_values
 
 
 def settle_batch(draft: Draft, name: str) -> Step | None:
@@ -95,15 +95,17 @@ def _request(draft: Draft, row: ToolCallRow) -> ApprovalRow:
         asked_by=note.get("source", DecisionSource.TOOL.value),
         tool_origin=spec.tool_origin.value if spec is not None else "local",
         metadata=dict(spec.approval_metadata) if spec is not None else {},
-        facts=None if facts is None else _shown_facts(facts, spec),
+        facts=None if facts is None else _shown_facts(facts, row, spec),
         expires_at=draft.env.now + timedelta(seconds=expires_s) if expires_s is not None else None,
         fingerprint=fingerprint_of(row, draft.tools.tools, draft.env.definition),
     )
 
 
-def _shown_facts(facts: dict[str, Any], spec: ToolSpec | None) -> Any:
-    """Facts as they may be displayed: fields that are hidden among the arguments, or named like secrets, are hidden."""
-    return redact_fields(facts, {*SECRET_FIELD_NAMES, *(spec.redact_params if spec is not None else ())})
+def _shown_facts(facts: dict[str, Any], row: ToolCallRow, spec: ToolSpec | None) -> Any:
+    """Facts as they may be displayed: without the values of hidden arguments, and without what is named like a secret."""
+    hidden = spec.redact_params if spec is not None else ()
+    shown = redact_fields(facts, {*SECRET_FIELD_NAMES, *hidden})
+    return redact_json(shown, secret_values(row.arguments, hidden) if hidden else ())
 
 
 def request_facts(request: ApprovalRow) -> dict[str, Any]:

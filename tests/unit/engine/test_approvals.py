@@ -540,7 +540,12 @@ async def test_a_request_says_where_the_tool_comes_from_and_what_is_known_and_hi
 ) -> None:
     @tool(
         requires_approval=True,
-        approval_facts=lambda arguments, context: {"balance": 10, "pin": arguments["pin"], "by": context},
+        approval_facts=lambda arguments, context: {
+            "balance": 10,
+            "pin": arguments["pin"],
+            "by": context,
+            "note": f"the pin is {arguments['pin']}",
+        },
         approval_metadata={"risk": "high"},
         tool_origin="mcp",
         redact_params=["pin"],
@@ -555,7 +560,12 @@ async def test_a_request_says_where_the_tool_comes_from_and_what_is_known_and_hi
     )
     await engine.start("ex1", "go", durable_context={"user": "ann"})
     (request,) = (await lab.suspension(engine)).approvals
-    assert request.facts == {"balance": 10, "pin": "[REDACTED]", "by": {"user": "ann"}}
+    assert request.facts == {
+        "balance": 10,
+        "pin": "[REDACTED]",
+        "by": {"user": "ann"},
+        "note": "the pin is [REDACTED]",
+    }
     assert request.arguments == {"amount": 5, "pin": "[REDACTED]"}
     assert (request.tool_origin, request.metadata, request.asked_by) == ("mcp", {"risk": "high"}, "tool")
     assert request.expires_at == clock.now() + timedelta(seconds=60)
