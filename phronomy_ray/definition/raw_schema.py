@@ -76,18 +76,18 @@ class SchemaParameters(Parameters):
     def fitted(self, function: Callable[..., Any], *, tool: str, skip_self: bool = False) -> Self:
         """See `Parameters`."""
         signature = signature_of(function, tool=tool, skip_self=skip_self)
-        names = [item.name for item in signature.parameters]
         properties = self.schema.get("properties", {})
+        takes_one = [item.name for item in signature.parameters] == [
+            WHOLE_PARAMETER
+        ] and not signature.takes_any
+        # a server's schema may have a property of that name, and its body takes the whole all the same
+        is_whole = takes_one and (self.whole_parameter is not None or WHOLE_PARAMETER not in properties)
+        whole = WHOLE_PARAMETER if is_whole else None
         clash = sorted(signature.reserved & set(properties))
-        if clash:
+        if clash and whole is None:
             raise ConfigurationError(
                 f"tool {tool!r}: the schema has a property {clash[0]!r}, which the body has another use for"
             )
-        whole = (
-            WHOLE_PARAMETER
-            if names == [WHOLE_PARAMETER] and WHOLE_PARAMETER not in properties and not signature.takes_any
-            else None
-        )
         schema = self.schema
         if whole is None:
             self._check_keywords(signature, tool)

@@ -293,7 +293,12 @@ def _compile_class(cls: type[Tool]) -> ToolSpec:
         options["description"] = inspect.cleandoc(next(filter(None, documented), ""))
     fallback = derive_tool_name(snake_case(cls.__name__).removesuffix("_tool"))
     if cls.call_async is not Tool.call_async:
-        options["execution_mode"] = options["execution_mode"] or ExecutionMode.COOPERATIVE
+        mode = options["execution_mode"] = options["execution_mode"] or ExecutionMode.COOPERATIVE
+        if mode in (ExecutionMode.CPU_BOUND, ExecutionMode.EXTERNAL_PROCESS):
+            raise ConfigurationError(
+                f"tool {options['name'] or fallback!r}: call_async needs execution_mode 'cooperative' or 'blocking_io', not "
+                f"{str(mode)!r}, whose process ends with the result"
+            )
         if cls.execute is Tool.execute:
             return _compile(_takes_all, options, fallback_name=fallback)
     is_plain = isinstance(inspect.getattr_static(cls, "execute"), staticmethod | classmethod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from typing import Annotated, Any, Literal
@@ -663,3 +664,24 @@ def test_a_body_does_not_fit_a_model() -> None:
     for body, about in ((lacks, "field 'size' that the body does not take"), (more, "'colour' is no field")):
         with pytest.raises(ConfigurationError, match=about):
             tool(parameters=Small)(body)
+
+
+def test_a_body_that_takes_the_whole_may_have_any_properties() -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in ("context", "arguments", "self")},
+    }
+    parameters = parameters_from_schema(schema, tool="t", foreign=True)
+    whole = dataclasses.replace(parameters, whole_parameter="arguments", context_parameter="context")
+
+    def body(arguments: dict[str, Any], context: ToolContext) -> Any:
+        return [arguments, context.agent_id]
+
+    made = tool(name="t", parameters=whole)(body)
+    for again in (made, made.with_options(timeout_s=3)):
+        assert run(again, '{"context": 1, "arguments": 2, "self": 3}') == [
+            {"context": 1, "arguments": 2, "self": 3},
+            "a",
+        ]
+    with pytest.raises(ConfigurationError, match="has another use"):
+        tool(name="t", parameters=schema)(body)

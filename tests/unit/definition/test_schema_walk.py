@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -68,6 +68,7 @@ def same(left: Any, right: Any) -> bool:
     return isinstance(left, bool) is isinstance(right, bool) and left == right
 
 
+@settings(deadline=None)
 @given(ROOTS, ARGUMENTS)
 def test_what_fits_is_not_changed(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     parameters = parameters_from_schema(schema, tool="t")
@@ -79,6 +80,7 @@ def test_what_fits_is_not_changed(schema: dict[str, Any], arguments: dict[str, A
         assert same(parameters.decode(json.dumps(arguments), coerce=coerce), arguments)
 
 
+@settings(deadline=None)
 @given(ROOTS, ARGUMENTS)
 def test_what_was_decoded_fits_and_stays_as_it_is(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     parameters = parameters_from_schema(schema, tool="t")
@@ -96,6 +98,7 @@ def test_what_was_decoded_fits_and_stays_as_it_is(schema: dict[str, Any], argume
         assert parameters.decode(json.dumps(decoded)) == decoded, "what was approved is what runs"
 
 
+@settings(deadline=None)
 @given(ROOTS, VALUES)
 def test_reading_never_fails(schema: dict[str, Any], value: Any) -> None:
     for coerce in (False, True):

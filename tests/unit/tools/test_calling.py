@@ -193,6 +193,12 @@ def test_a_tool_of_its_own_needs_its_parameters() -> None:
                 return None
 
 
+@pytest.mark.parametrize("mode", ["cpu_bound", "external_process"])
+def test_work_cannot_outlive_a_process_that_ends_with_the_result(mode: str) -> None:
+    with pytest.raises(ConfigurationError, match="'custom': call_async needs execution_mode"):
+        type("Custom", (Custom,), {"execution_mode": mode})
+
+
 @both
 async def test_what_is_no_awaitable_is_a_typed_error(mode: str) -> None:
     class Wrong(Custom):
