@@ -84,12 +84,20 @@ def shared_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Http
         yield server, log
 
 
+@pytest.fixture
+def shared_site(shared_http: tuple[HttpServer, Path]) -> Site:
+    """The shared server, for tests to which the transport does not matter."""
+    server, log = shared_http
+    return Site("http", log, "normal", server)
+
+
 @pytest.fixture(params=["stdio", "http"])
 def site(request: pytest.FixtureRequest, make_site: Callable[..., Site]) -> Site:
+    """The same test over both transports."""
     if request.param == "stdio":
         return make_site("stdio")
-    server, log = request.getfixturevalue("shared_http")
-    return Site("http", log, "normal", server)
+    found: Site = request.getfixturevalue("shared_site")
+    return found
 
 
 @pytest.fixture

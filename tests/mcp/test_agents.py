@@ -45,7 +45,9 @@ async def test_tools_of_a_server_run_like_own_ones(site: Site, desk: Desk) -> No
     assert desk.store.tool_calls("ex1")[1].result == {"sum": 5}
 
 
-async def test_arguments_that_break_the_servers_schema_are_refused_here(site: Site, desk: Desk) -> None:
+async def test_arguments_that_break_the_servers_schema_are_refused_here(
+    shared_site: Site, desk: Desk
+) -> None:
     wrong = [
         {"where": {"city": "oslo"}},
         {"where": {"city": "Oslo"}, "limit": 0},
@@ -53,30 +55,30 @@ async def test_arguments_that_break_the_servers_schema_are_refused_here(site: Si
         {},
     ]
     script = [calls(*(call("search", arguments) for arguments in wrong)), final("done")]
-    result = await desk.run(desk.engine(script, site.server(approval="none")))
+    result = await desk.run(desk.engine(script, shared_site.server(approval="none")))
     told = desk.answers(result)
     for text, place in zip(told, ("$.where.city", "$.limit", "$.filters[0].value", "$.where"), strict=True):
         assert place in text
-    assert not site.calls("search")
+    assert not shared_site.calls("search")
 
 
 async def test_approval_is_required_unless_said_otherwise_and_sees_where_the_call_goes(
-    site: Site, desk: Desk
+    shared_site: Site, desk: Desk
 ) -> None:
     engine = desk.engine(
-        [calls(call("site_echo", {"text": "x"})), final("done")], site.server(prefix="site_")
+        [calls(call("site_echo", {"text": "x"})), final("done")], shared_site.server(prefix="site_")
     )
     result = await desk.run(engine, until="suspended")
     assert result.suspended
     (request,) = result.approvals
     assert request.tool_name == "site_echo"
-    assert not site.calls("echo")
+    assert not shared_site.calls("echo")
     await engine.decide(Decide("ex1", request.approval_request_id, True, "bob"))
     assert desk.answers(await desk.run(engine)) == ["x"]
-    assert site.calls("echo") == 1
+    assert shared_site.calls("echo") == 1
 
 
-async def test_a_rule_of_the_server_decides_which_calls_need_a_human(site: Site, desk: Desk) -> None:
+async def test_a_rule_of_the_server_decides_which_calls_need_a_human(shared_site: Site, desk: Desk) -> None:
     seen: list[Any] = []
 
     def rule(request: Any) -> bool:
@@ -84,7 +86,7 @@ async def test_a_rule_of_the_server_decides_which_calls_need_a_human(site: Site,
         return bool(request.tool_name == "add")
 
     script = [calls(call("echo", {"text": "x"})), calls(call("add", {"a": 1, "b": 1})), final("done")]
-    engine = desk.engine(script, site.server(approval=rule))
+    engine = desk.engine(script, shared_site.server(approval=rule))
     result = await desk.run(engine, until="suspended")
     assert [item.tool_name for item in result.approvals] == ["add"]
     assert desk.answers(result) == ["x"]
@@ -111,9 +113,9 @@ async def test_P02_a_lost_call_is_told_to_the_model_and_the_next_call_reconnects
     assert status_of(desk) == [ToolCallStatus.FAILED, ToolCallStatus.SUCCEEDED]
 
 
-async def test_P02_a_call_that_is_never_answered_is_a_timed_out_call(site: Site, desk: Desk) -> None:
+async def test_P02_a_call_that_is_never_answered_is_a_timed_out_call(shared_site: Site, desk: Desk) -> None:
     script = [calls(call("hang", {}), call("echo", {"text": "x"})), final("done")]
-    result = await desk.run(desk.engine(script, site.server(approval="none", timeout_s=0.7)))
+    result = await desk.run(desk.engine(script, shared_site.server(approval="none", timeout_s=0.7)))
     assert desk.answers(result)[0].startswith("Error (mcp_timeout): ")
     assert status_of(desk) == [ToolCallStatus.TIMED_OUT, ToolCallStatus.SUCCEEDED]
 
@@ -137,10 +139,9 @@ async def test_P02_cancelling_the_execution_reaches_the_server(site: Site, desk:
 
 
 async def test_P04_two_servers_with_the_same_tool_are_an_error_that_names_both(
-    make_site: Callable[..., Site], desk: Desk
+    shared_site: Site, desk: Desk
 ) -> None:
-    site = make_site("stdio")
-    engine = desk.engine([final("x")], site.server(name="a"), site.server(name="b"))
+    engine = desk.engine([final("x")], shared_site.server(name="a"), shared_site.server(name="b"))
     result = await desk.run(engine)
     assert result.error is not None
     assert result.error.code == "tool_name_collision"
@@ -148,23 +149,21 @@ async def test_P04_two_servers_with_the_same_tool_are_an_error_that_names_both(
         assert word in result.error.message
 
 
-async def test_P04_a_server_and_a_local_tool_of_one_name_are_an_error(
-    make_site: Callable[..., Site], desk: Desk
-) -> None:
+async def test_P04_a_server_and_a_local_tool_of_one_name_are_an_error(shared_site: Site, desk: Desk) -> None:
     @tool
     async def search(x: int) -> str:
         return "local"
 
-    result = await desk.run(desk.engine([final("x")], search, make_site("stdio").server()))
+    result = await desk.run(desk.engine([final("x")], search, shared_site.server()))
     assert result.error is not None
     assert result.error.code == "tool_name_collision"
     assert "'search'" in result.error.message
 
 
 async def test_P04_with_prefixes_both_are_called_and_each_reaches_its_own_server(
-    make_site: Callable[..., Site], desk: Desk
+    make_site: Callable[..., Site], shared_site: Site, desk: Desk
 ) -> None:
-    sites = [make_site("stdio"), make_site("stdio")]
+    sites = [make_site("stdio"), shared_site]
     servers = [
         item.server(name=name, prefix=f"{name}_", approval="none", only=["echo", "search"])
         for item, name in zip(sites, ("a", "b"), strict=True)
@@ -224,8 +223,8 @@ async def test_a_server_that_is_down_fails_a_new_execution_unless_it_is_optional
 # --- explicit use -------------------------------------------------------------------------------------------------
 
 
-async def test_tools_can_be_listed_for_explicit_use(site: Site, desk: Desk) -> None:
-    tools = await mcp_tools(site.server(only=["echo", "add"], approval="none"))
+async def test_tools_can_be_listed_for_explicit_use(shared_site: Site, desk: Desk) -> None:
+    tools = await mcp_tools(shared_site.server(only=["echo", "add"], approval="none"))
     assert [item.spec.name for item in tools] == ["add", "echo"]
     script = [calls(call("add", {"a": 1, "b": 2}), call("echo", {"text": "x"})), final("done")]
     engine = desk.engine(script, tools[0], tools[1].with_options(requires_approval=False, replay="safe"))

@@ -92,14 +92,13 @@ async def test_the_server_gets_the_idempotency_key(site: Site, open_session: Ope
 
 
 async def test_environment_and_headers_reach_the_server_and_come_back_blanked(
-    make_site: Callable[..., Site], open_session: Open
+    make_site: Callable[..., Site], shared_site: Site, open_session: Open
 ) -> None:
     local = make_site("stdio")
     session = open_session(local.endpoint(env={"SITE_TOKEN": "canary-token-1"}))
     assert await call(session, "reveal", name="SITE_TOKEN") == "[REDACTED]"
     assert await call(session, "reveal", name="PYTHONPATH") == ""  # nothing else is inherited
-    remote = make_site("http")
-    session = open_session(remote.endpoint(headers={"X-Site-Token": "canary-token-2"}))
+    session = open_session(shared_site.endpoint(headers={"X-Site-Token": "canary-token-2"}))
     assert await call(session, "reveal", name="x-site-token") == "[REDACTED]"
 
 
@@ -284,13 +283,12 @@ async def test_P02_a_server_that_answers_nothing_any_more_is_replaced(
 
 
 async def test_P02_a_connection_on_which_many_calls_were_given_up_is_replaced(
-    make_site: Callable[..., Site], open_session: Open, monkeypatch: pytest.MonkeyPatch
+    shared_site: Site, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phronomy_ray.mcp.session.MAX_GIVEN_UP", 2)
-    site = make_site("http")
-    session = open_session(site.endpoint())
+    session = open_session(shared_site.endpoint())
     slow = asyncio.create_task(call(session, "slow", seconds=2.0))
-    await eventually(lambda: site.calls("slow"))
+    await eventually(lambda: shared_site.calls("slow"))
     for _ in range(2):
         assert (await failure(session.call("hang", {}, timeout_s=0.3))).code == "mcp_timeout"
     assert await call(session, "echo", text="on a new one") == "on a new one"
@@ -369,11 +367,11 @@ async def test_a_tool_that_changed_since_it_was_shown_is_not_called(
     await session.call("echo", {"text": "x"}, timeout_s=PATIENCE_S, tool_hash=now.hash)
 
 
-async def test_a_tool_that_is_gone_is_not_called(site: Site, open_session: Open) -> None:
-    session = open_session(site.endpoint())
+async def test_a_tool_that_is_gone_is_not_called(shared_site: Site, open_session: Open) -> None:
+    session = open_session(shared_site.endpoint())
     error = await failure(session.call("vanished", {}, timeout_s=PATIENCE_S, tool_hash="sha256:0"))
     assert error.code == "definition_changed"
-    assert not site.calls("vanished")
+    assert not shared_site.calls("vanished")
 
 
 async def test_a_new_configuration_has_its_own_session_and_the_former_one_goes(
