@@ -78,6 +78,8 @@ class PoolRun(WorkerInputRestricted):
         for item in news:
             if isinstance(item, StartedCalls):
                 self._on_started(item)
+            elif not isinstance(item, PoolItem):
+                continue
             elif item.key in self.live:
                 if item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
                     self.given_up.add(item.key)

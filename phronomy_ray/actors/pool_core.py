@@ -327,8 +327,8 @@ class PoolCore:
             if isinstance(item, StartedCalls):
                 self._begun(item, now)
                 continue
-            call = self._calls.get(item.key)
-            if call is None:
+            call = self._calls.get(item.key) if isinstance(item, PoolItem) else None
+            if call is None or not isinstance(item, PoolItem):
                 continue
             if item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
                 if call.state not in _REPORTED:

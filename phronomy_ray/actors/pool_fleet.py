@@ -29,7 +29,7 @@ from phronomy_ray.actors.ray_calls import runtime_env_text
 from phronomy_ray.actors.tool_worker import WORKER_CONCURRENCY, ToolWorker, run_task
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
-from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, WorkerSetup
+from phronomy_ray.tools.pool_wire import OUT_OF_MEMORY, PoolBatch, PoolCall, WorkerEnds, WorkerSetup
 
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: Logical memory of one worker's placement group.
@@ -148,6 +148,7 @@ class RayFleet:
     async def _live(self, worker_id: str, setup: WorkerSetup, node: str) -> None:
         """The life of one worker, from its start to its death."""
         reason, code, group = "the worker process was ended", "worker_died", None
+        ends: tuple[str, str] | None = None
         try:
             group, worker = await asyncio.to_thread(self._create, worker_id, setup, node)
             self._workers[worker_id] = worker
@@ -159,9 +160,16 @@ class RayFleet:
             else:
                 self.core.on_ready(worker_id)
             async for reference in news:
-                self.core.on_news(await reference)
+                items = await reference
+                last = next((item for item in items if isinstance(item, WorkerEnds)), None)
+                if last is not None:
+                    ends = (
+                        f"the process that ran the tool was ended for its memory: {last.reason}",
+                        last.code,
+                    )
+                self.core.on_news(item for item in items if item is not last)
         except (RayError, ValueError, TimeoutError, StopAsyncIteration) as error:
-            reason, code = cause_of_death(error)
+            reason, code = ends or cause_of_death(error)
         finally:
             worker = self._workers.pop(worker_id, None)
             self._ended.discard(worker_id)
@@ -189,7 +197,9 @@ class RayFleet:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
         }
         options |= self._environment(setup)
-        return group, ray.remote(ToolWorker).options(**options).remote(setup)
+        return group, ray.remote(ToolWorker).options(**options).remote(
+            setup, self._config.worker_memory_bytes
+        )
 
     def _environment(self, setup: WorkerSetup) -> dict[str, Any]:
         """The runtime environment of the agent, where it is not this actor's own, which children inherit."""
@@ -203,7 +213,7 @@ class RayFleet:
         """See `pool_core.Fleet`."""
         options = {**(call.task_options or {}), **self._environment(batch.setup)}
         generator = run_task.options(num_returns="streaming", **options).remote(
-            batch.setup, batch.source_key, batch.source, call.payload
+            batch.setup, batch.source_key, batch.source, call.payload, self._config.worker_memory_bytes
         )
         self._tasks[call.key] = generator
         self._spawn(self._follow(call.key, generator))
@@ -241,6 +251,6 @@ def cause_of_death(error: BaseException) -> tuple[str, str]:
     """What a lost process means to its calls: text and code."""
     text = str(error)
     if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in text:
-        return "the process that ran the tool was killed because its node ran out of memory", "out_of_memory"
+        return "the process that ran the tool was killed because its node ran out of memory", OUT_OF_MEMORY
     first = text.splitlines()[0] if text else ""
     return f"the worker process was lost ({type(error).__name__}: {first[:200]})", "worker_died"

@@ -232,12 +232,16 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
 
 
 def _worker_died(outcome: ToolOutcome, attempts: int) -> ToolOutcome:
+    is_memory = outcome.error is not None and outcome.error.code == "out_of_memory"
+    code = "out_of_memory" if is_memory else "worker_died"
     text = f"the process that ran the tool died {attempts} times"
+    if is_memory and outcome.error is not None:
+        text += f", at last because {outcome.error.message}"
     return replace(
         outcome,
         status=ToolCallStatus.FAILED,
-        model_text=f"Error (worker_died): {text}",
-        error=ErrorRecord("ToolError", "worker_died", text),
+        model_text=f"Error ({code}): {text}",
+        error=ErrorRecord("ToolError", code, text),
     )
 
 

@@ -44,6 +44,8 @@ class PoolConfig:
     max_running_per_agent: int | None = None
     #: Worker processes for blocking tools; by default two per CPU of the cluster, at least two. Each costs some 50 MB.
     max_workers: int | None = None
+    #: Most memory that one worker or task may use, in bytes; without it they end only when their node runs out of memory.
+    worker_memory_bytes: int | None = None
     #: A worker that has had nothing to do for so long is ended, in seconds; one per node stays warm.
     idle_worker_s: float = 60.0
     #: How long a worker lives on in which only given-up bodies run, and how long one may be late with a timeout, in seconds.
@@ -57,7 +59,7 @@ class PoolConfig:
         object.__setattr__(self, "when_full", _when_full(self.when_full))
         for name, least in _WHOLE.items():
             value = getattr(self, name)
-            optional = name in ("max_running_per_agent", "max_workers")
+            optional = name in ("max_running_per_agent", "max_workers", "worker_memory_bytes")
             if not (optional and value is None) and not (
                 isinstance(value, int) and not isinstance(value, bool) and value >= least
             ):
@@ -84,6 +86,7 @@ _WHOLE = {
     "max_queued": 0,
     "max_running_per_agent": 1,
     "max_workers": 1,
+    "worker_memory_bytes": 1,
     "kept_outcomes": 0,
     "kept_bytes": 0,
 }

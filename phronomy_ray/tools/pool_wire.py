@@ -100,7 +100,15 @@ class StartedCalls(NamedTuple):
     at: str
 
 
-News: TypeAlias = PoolItem | StartedCalls
+class WorkerEnds(NamedTuple):
+    """The last news of a process: why it is about to end itself."""
+
+    reason: str
+    code: str
+
+
+News: TypeAlias = PoolItem | StartedCalls | WorkerEnds
+OUT_OF_MEMORY = "out_of_memory"
 
 
 def item_of(outcome: ToolOutcome, kind: ItemKind = ItemKind.OUTCOME) -> PoolItem:

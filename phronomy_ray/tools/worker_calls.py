@@ -21,7 +21,7 @@ from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome
 from phronomy_ray.tools.envelope import redacted, run_sync, timed_out, timestamp
-from phronomy_ray.tools.pool_wire import ItemKind, News, StartedCalls, item_of
+from phronomy_ray.tools.pool_wire import ItemKind, News, StartedCalls, WorkerEnds, item_of
 from phronomy_ray.tools.process import cancelled_by
 from phronomy_ray.tools.warm_threads import WarmThreads
 
@@ -70,7 +70,7 @@ class WorkerCalls:
     def __init__(self, node: str) -> None:
         self._node = node
         self._threads = WarmThreads()
-        self._news: queue.SimpleQueue[StartedCalls | _Ended | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[StartedCalls | WorkerEnds | _Ended | None] = queue.SimpleQueue()
         #: Bodies that run, given-up ones included.
         self._bodies: dict[CallKey, _Body] = {}
         self._is_closed = False
@@ -94,6 +94,15 @@ class WorkerCalls:
             body = self._bodies.get(key)
             if body is not None:
                 body.is_cancelled = True
+
+    @property
+    def running(self) -> int:
+        """Bodies that run."""
+        return len(self._bodies)
+
+    def announce_end(self, reason: str, code: str) -> None:
+        """Say that this process is about to end itself."""
+        self._news.put(WorkerEnds(reason, code))
 
     def close(self) -> None:
         """End `serve`."""
@@ -160,7 +169,7 @@ class WorkerCalls:
                 if entry is None:
                     self._is_closed = True
                     return found
-                found += [entry] if isinstance(entry, StartedCalls) else self._ended(entry)
+                found += self._ended(entry) if isinstance(entry, _Ended) else [entry]
                 entry = self._news.get_nowait()
         except queue.Empty:
             return found

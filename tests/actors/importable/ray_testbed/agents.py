@@ -388,7 +388,37 @@ def slow_twice(gate: str, context: ToolContext) -> str:
     return "too late"
 
 
+@tool(on_error="suppress", timeout_s=120)
+def devour(pool_bytes: int, context: ToolContext) -> str:
+    """Eat memory, not to be repeated."""
+    return _eat(pool_bytes, context)
+
+
+@tool(replay="safe", on_error="suppress", timeout_s=120)
+def nibble(pool_bytes: int, context: ToolContext) -> str:
+    """Eat memory; may be repeated."""
+    return _eat(pool_bytes, context)
+
+
+@tool(on_error="suppress", execution_mode="cpu_bound", timeout_s=120)
+def devour_alone(pool_bytes: int, context: ToolContext) -> str:
+    """Eat memory in a task of its own."""
+    return _eat(pool_bytes, context)
+
+
+def _eat(size: int, context: ToolContext) -> str:
+    effects.record(context.agent_id, "eat", attempt=context.attempt)
+    eaten = []
+    for _ in range(size // 2**23):
+        eaten.append(b"x" * 2**23)
+        time.sleep(0.02)
+    return f"ate {len(eaten)} pieces"
+
+
 POOL_TOOLS = [
+    devour,
+    nibble,
+    devour_alone,
     hold_idempotent,
     overdue,
     nap,
