@@ -237,7 +237,7 @@ class ExecutionRow:
     durable_context: dict[str, Any] | None
     #: Journal position at admission; the execution's records come after it.
     base_position: int
-    #: Wire form of `kernel.state.Progress`: counters, usage, options; versioned JSON.
+    #: Wire form of `kernel.progress.Progress`: counters, usage, options; versioned JSON.
     state: dict[str, Any]
     created_at: datetime
     updated_at: datetime

@@ -95,6 +95,9 @@ class Follower:
                 self._approval(payload)
             case EventType.RESOLUTION_REQUIRED:
                 self._resolution(payload)
+            case EventType.TOOL_REPEATED:
+                names = ", ".join(payload["tool_names"])
+                self._note(f"{names}: {payload['repeats']} times in a row with the same arguments", "yellow")
             case EventType.AUTHORIZATION_DECIDED:
                 rule = f" {payload['rule']['rule_id']}" if payload.get("rule") else ""
                 text = f"{payload['tool_name']}: {payload['verdict']} by {payload['source']}{rule}"

@@ -47,6 +47,7 @@ from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.ending import TURN_TIMEOUT
 from phronomy_ray.kernel.machine import step
+from phronomy_ray.kernel.progress import binding_of
 from phronomy_ray.kernel.state import (
     AgentState,
     Cancel,
@@ -61,7 +62,6 @@ from phronomy_ray.kernel.state import (
     Step,
     ToolOutcomes,
     ToolsLate,
-    binding_of,
     contents_of,
     pending_approvals,
 )

@@ -29,6 +29,7 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, Conversation, select
+from phronomy_ray.kernel.progress import Progress
 from phronomy_ray.kernel.state import (
     AgentState,
     CallModel,
@@ -36,7 +37,6 @@ from phronomy_ray.kernel.state import (
     Env,
     Execution,
     InputPatch,
-    Progress,
     Publish,
     Settled,
     Step,

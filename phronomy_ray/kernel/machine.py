@@ -43,6 +43,7 @@ from phronomy_ray.kernel.ending import blocked, cancelled, failed
 from phronomy_ray.kernel.late import record_late
 from phronomy_ray.kernel.model_input import build_input, input_build_failed, input_built, next_model_call
 from phronomy_ray.kernel.output import deliver, filter_output, output_filter_failed, output_filtered
+from phronomy_ray.kernel.progress import Progress
 from phronomy_ray.kernel.repeats import count_repeats, refuse_repeat
 from phronomy_ray.kernel.resolution import ask_for_resolution
 from phronomy_ray.kernel.state import (
@@ -65,7 +66,6 @@ from phronomy_ray.kernel.state import (
     PreparationFailed,
     Prepare,
     Prepared,
-    Progress,
     Recover,
     Resolve,
     Start,

@@ -23,7 +23,7 @@ from phronomy_ray.errors import (
     ToolNameCollisionError,
 )
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
-from phronomy_ray.kernel.state import Progress
+from phronomy_ray.kernel.progress import Progress
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tool_calls import ToolContext
 
