@@ -45,6 +45,8 @@ class ApprovalRequest:
     created_at: datetime | None = None
     #: From this moment on it counts as rejected; ``None`` for never.
     expires_at: datetime | None = None
+    #: Whose call it is: an agent as a tool asks under its own id, not under its parent's.
+    agent_id: str = ""
 
     @classmethod
     def from_row(cls, row: ApprovalRow) -> ApprovalRequest:
@@ -62,6 +64,7 @@ class ApprovalRequest:
             row.facts,
             row.created_at,
             row.expires_at,
+            row.agent_id,
         )
 
     def to_wire(self) -> dict[str, Any]:
@@ -79,6 +82,7 @@ class ApprovalRequest:
             "facts": self.facts,
             "created_at": _iso(self.created_at),
             "expires_at": _iso(self.expires_at),
+            "agent_id": self.agent_id,
         }
 
     @classmethod

@@ -57,6 +57,13 @@ class ChildAgents(Protocol):
         """
         ...
 
+    def reap(self) -> None:
+        """End children of a cancelled execution whose owner died before it could tell them; called by a new owner.
+
+        Returns at once; looking for them and their end go on behind it, and what fails is logged.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ToolEnvironment:

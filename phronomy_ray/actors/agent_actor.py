@@ -39,6 +39,7 @@ from phronomy_ray.kernel.state import Decide, Resolve
 from phronomy_ray.mcp import access
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.tool_environment import ChildAgents
 
 _LOG = logging.getLogger("phronomy_ray.actors")
 #: Longest slice of one waiting call, in seconds.
@@ -60,6 +61,7 @@ class AgentActor:
         self._waiters = 0
         self._engine_made: AgentEngine | None = None
         self._tools: RayToolExecutor | None = None
+        self._children: ChildAgents | None = None
         self._gauges = AgentGauges(agent_id)
         self._watchdog = LoopWatchdog(
             on_offence=self._blocked,
@@ -73,6 +75,8 @@ class AgentActor:
         """Recover without waiting for a caller, so that a restarted actor goes on by itself."""
         try:
             await self._engine().activate()
+            if self._children is not None:
+                self._children.reap()
         except Exception as error:  # noqa: BLE001 - whoever calls next starts it again, and is told what is wrong
             known = isinstance(error, PhronomyError)
             level = logging.INFO if known else logging.ERROR
@@ -88,6 +92,7 @@ class AgentActor:
             definition = wiring.definition.load().definition()
             store = open_store(wiring.store.url, content_key=wiring.store.content_key)
             environment = environment_of(self._agent_id, wiring, store, self._engine)
+            self._children = environment.children
             tools = RayToolExecutor(wiring.definition, wiring.namespace, wiring.pools, environment)
             tools.prepare(definition.tools.values())
             tools.on_loop_work = self._watchdog.wake

@@ -29,11 +29,13 @@ from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     AgentBusyError,
     CleanupError,
+    DefinitionUnavailableError,
     ErrorRecord,
     PhronomyError,
     StoreUnavailableError,
     ToolError,
 )
+from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.results import RunResult
 from phronomy_ray.store.port import Store
 from phronomy_ray.tool_environment import ChildRequest
@@ -47,6 +49,8 @@ UNLOAD_ATTEMPTS = 3
 CANCEL_WAIT_PART = 0.8
 #: How long a cancelled child's end is waited for behind the call, in seconds.
 CANCELLED_END_S = 120.0
+#: How calls stand that were stopped, or that nobody knows anything of.
+_STOPPED = frozenset({ToolCallStatus.CANCELLED, ToolCallStatus.UNKNOWN, ToolCallStatus.TIMED_OUT})
 #: A parent's id stands at the beginning of its child's, up to this many characters.
 _SHOWN_CHARS = 120
 
@@ -101,10 +105,8 @@ class ActorChildAgents:
             if not request.is_stopped() or self._parent.is_cancelled(request.execution_id):
                 await self._abandon(client, child, begun, keep=request.keep)
             raise
-        except (
-            PhronomyError,
-            RayError,
-        ):  # it could not be started, or nobody can say any more what becomes of it
+        except (PhronomyError, RayError):
+            # it could not be started, or nobody can say any more what becomes of it
             await self._abandon(client, child, begun, keep=request.keep)
             raise
         if not request.keep:
@@ -118,10 +120,13 @@ class ActorChildAgents:
         )
 
         async def wiring() -> AgentWiring:
-            # what is set for the parent's instance is not the child's
-            return replace(self._wiring, definition=source, options=InstanceOptions())
+            return self._wiring_for(source)
 
         return wiring
+
+    def _wiring_for(self, source: DefinitionSource) -> AgentWiring:
+        # what is set for the parent's instance is not the child's
+        return replace(self._wiring, definition=source, options=InstanceOptions())
 
     async def _begin(
         self, client: AgentClient, child: _Child, request: ChildRequest, lineage: list[str]
@@ -147,10 +152,63 @@ class ActorChildAgents:
         self, client: AgentClient, child: _Child, begun: asyncio.Task[None], *, keep: bool
     ) -> None:
         """Cancel the child and free it; waits for that as long as a cancelled body may."""
-        ending = asyncio.get_running_loop().create_task(_cancel_and_free(client, child, begun, keep=keep))
-        self._behind.add(ending)
-        ending.add_done_callback(self._behind.discard)
+
+        async def end() -> None:
+            await asyncio.wait({begun})  # an admission that is under way would come after the cancellation
+            started = not begun.cancelled() and begun.exception() is None
+            await _cancel_and_free(client, child, started=started, keep=keep)
+
+        ending = self._spawn(end())
         await asyncio.wait({ending}, timeout=CANCEL_WAIT_PART * self._parent.quiescence_timeout_s())
+
+    def reap(self) -> None:
+        """As `ChildAgents.reap`."""
+        self._spawn(self._reap())
+
+    async def _reap(self) -> None:
+        try:
+            for child in await asyncio.to_thread(self._left_behind):
+                _LOG.info("child agent %s was left behind by a cancelled call and is ended", child.agent_id)
+                wiring = self._wiring_of_stored(child.agent_id)
+                client = AgentClient(child.agent_id, self._directory, self._store, wiring)
+                live = await asyncio.to_thread(client.live_actor)
+                if live is not None:
+                    client.use_actor(live)
+                await _cancel_and_free(client, child, started=True, keep=False)
+        except PhronomyError as error:
+            _LOG.warning("agent %s: its former children are not known: %s", self._agent_id, error)
+
+    def _left_behind(self) -> list[_Child]:
+        """Children of the newest execution that work although it was cancelled; reads the store."""
+        found = []
+        for execution in self._store.list_executions(agent_id=self._agent_id, limit=1):
+            if execution.cancel_requested_at is None:
+                break
+            for row in self._store.tool_calls(execution.execution_id):
+                if row.status not in _STOPPED:
+                    continue
+                child = _Child(*child_ids(self._agent_id, execution.execution_id, row.tool_call_id))
+                theirs = self._store.find_execution(child.execution_id)
+                if theirs is not None and not theirs.status.is_terminal:
+                    found.append(child)
+        return found
+
+    def _wiring_of_stored(self, agent_id: str) -> Callable[[], Coroutine[Any, Any, AgentWiring]]:
+        async def wiring() -> AgentWiring:
+            root = await asyncio.to_thread(self._store.load_root, agent_id)
+            if not root.class_path:
+                raise DefinitionUnavailableError(
+                    f"child agent {agent_id!r} is of a class of a driver's own script and cannot be woken by its id"
+                )
+            return self._wiring_for(DefinitionSource(root.class_path, None, self._wiring.definition.registry))
+
+        return wiring
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+        return task
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,16 +293,14 @@ async def _free(client: AgentClient, child: _Child, result: RunResult) -> None:
     ) from last
 
 
-async def _cancel_and_free(
-    client: AgentClient, child: _Child, begun: asyncio.Task[None], *, keep: bool
-) -> None:
-    """End a child that nobody waits for. Never raises: what fails is logged."""
+async def _cancel_and_free(client: AgentClient, child: _Child, *, started: bool, keep: bool) -> None:
+    """End a child that nobody waits for. Never raises: what fails is logged.
+
+    One that was not `started` has no execution, but perhaps a process.
+    """
     try:
-        await asyncio.wait({begun})  # an admission that is under way would come after the cancellation
         async with asyncio.timeout(CANCELLED_END_S):
-            if begun.cancelled() or begun.exception() is not None:
-                pass  # nothing was started; perhaps there is a process
-            else:
+            if started:
                 await client.call("cancel", child.execution_id, "the parent's call ended")
                 await _end_of(client, child.execution_id)
             if keep:

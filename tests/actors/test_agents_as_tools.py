@@ -16,6 +16,7 @@ from ray_testbed.fixtures import Bench
 
 from phronomy_ray import Agent, AgentHandle, Runtime
 from phronomy_ray.actors.child_agents import LINEAGE_KEY, child_ids
+from phronomy_ray.errors import CleanupError
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.retrieval import (
     Document,
@@ -72,6 +73,9 @@ def test_a_child_works_and_its_process_is_freed(runtime: Runtime, boss: AgentHan
     assert runtime.get(child_id) is None
     assert runtime.store.load_execution(child_execution).durable_context == {"user": "u1"}
     assert runtime.agent(child_id).execution(child_execution).view().output == "helped"
+    assert runtime.retry_unload(CleanupError(details={"child_agent_id": child_id})) is False, (
+        "nothing to free"
+    )
 
 
 def test_a_parent_that_dies_finds_its_child_again(
@@ -136,7 +140,7 @@ def test_a_childs_question_is_answered_under_its_own_name(runtime: Runtime, boss
     handle = boss.start(turn(helper([("send", {"text": "really?"})])))
     [request] = effects.until(runtime.pending_approvals, "the child to ask")
     child_id, child_execution = only_child(runtime, boss, handle.execution_id)
-    assert request.execution_id == child_execution
+    assert (request.agent_id, request.execution_id) == (child_id, child_execution)
     assert boss.status()["execution_status"] == "active"
     runtime.approve(child_execution, request.approval_request_id, approved=True)
     assert handle.result(timeout=PATIENCE_S).output == "done"
