@@ -17,6 +17,7 @@ from ray_testbed.fixtures import Bench
 from phronomy_ray import Agent, AgentHandle, Runtime
 from phronomy_ray.actors.child_agents import LINEAGE_KEY, child_ids
 from phronomy_ray.errors import CleanupError
+from phronomy_ray.faults import write_plan
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.retrieval import (
     Document,
@@ -162,13 +163,17 @@ async def test_vector_search_asks_the_gateways(
             model = obedient()
             tools = [
                 VectorSearch.from_store(
-                    store, embeddings=LitellmEmbeddings("openai/embed", settings=settings), k=1
+                    store,
+                    embeddings=LitellmEmbeddings("openai/embed", settings=settings),
+                    k=1,
+                    timeout_s=2 * PATIENCE_S,
                 )
             ]
 
+        # the first call starts the gateway, which loads litellm
         clerk = await runtime.create_async(Clerk, new_id("clerk"))
         result = await clerk.invoke_async(
-            turn([("vector_search", {"query": "how long do refunds take"})]), timeout=PATIENCE_S
+            turn([("vector_search", {"query": "how long do refunds take"})]), timeout=2 * PATIENCE_S
         )
         assert [m.content for m in result.messages if m.role == "tool"] == [
             "1. [0.447] refunds take five days"
@@ -177,3 +182,20 @@ async def test_vector_search_asks_the_gateways(
         through_driver = LitellmEmbeddings("openai/embed", settings=settings, port=runtime.embedding_port())
         assert len((await through_driver.embed(["x"]))[0]) == 64
     store.close()
+
+
+def test_a_parent_killed_while_it_is_cancelled_does_not_leave_its_child_at_work(
+    runtime: Runtime, boss: AgentHandle, new_id: Callable[[str], str], faults: Any
+) -> None:
+    gate = new_id("gate")
+    handle = boss.start(turn(helper([("hold", {"gate": gate})])))
+    child_id, child_execution = only_child(runtime, boss, handle.execution_id)
+    until_recorded(child_id, "hold", gate=gate)
+    killed = write_plan(faults, boss.agent_id, point="after_commit:cancel_intent", action="kill")
+    handle.cancel("enough")
+    effects.until(killed.exists, "the parent to be killed behind the commit of its cancellation")
+    assert handle.wait(timeout=PATIENCE_S).status is ExecutionStatus.CANCELLED
+    child = runtime.agent(child_id).execution(child_execution)
+    effects.until(lambda: child.view().status.is_terminal, "the child to end")
+    assert child.view().status is ExecutionStatus.CANCELLED
+    open_gate(gate)
