@@ -72,7 +72,11 @@ def encode_result(value: Any, *, shown_chars: int = DEFAULT_SHOWN_CHARS) -> Enco
             f"the tool's result has {len(text)} characters; at most {MAX_RESULT_CHARS} can be kept",
             code="result_too_large",
         )
-    return EncodedResult(json_value, cut_text(text, shown_chars), len(text) > shown_chars)
+    if len(text) <= shown_chars:
+        return EncodedResult(json_value, text)
+    return EncodedResult(
+        json_value, cut_text(text, shown_chars, digest=reference_of(json_value)), is_cut=True
+    )
 
 
 def result_text(value: JSONValue) -> str:
@@ -80,18 +84,26 @@ def result_text(value: JSONValue) -> str:
     return value if isinstance(value, str) else dumps_plain(value)
 
 
-def cut_text(text: str, limit: int) -> str:
-    """`text`, or its head and tail around a marker that says how much was left out and the hash of the whole."""
+def reference_of(value: JSONValue) -> str:
+    """The hash under which the store keeps a result that was cut: of its JSON, also for a text."""
+    return content_hash(dumps_plain(value))
+
+
+def cut_text(text: str, limit: int, *, digest: str = "") -> str:
+    """`text`, or its head and tail around a marker that says how much was left out and the hash of the whole.
+
+    `digest`: the hash to name, by default that of `text`.
+    """
     if len(text) <= limit:
         return text
-    return _cut(text, limit, content_hash(text))
+    return _cut(text, limit, digest or content_hash(text))
 
 
-def cut_within(text: str, limit: int) -> str:
+def cut_within(text: str, limit: int, *, digest: str = "") -> str:
     """As `cut_text`, the marker included in `limit` where that leaves room for it."""
     if len(text) <= limit:
         return text
-    digest = content_hash(text)
+    digest = digest or content_hash(text)
     return _cut(text, max(0, limit - len(_marker(text, len(text), digest))), digest)
 
 

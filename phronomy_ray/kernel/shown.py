@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phronomy_ray.canonical_json import dumps_plain
 from phronomy_ray.journal import ResultStatus, ToolCallRow, ToolCallStatus
-from phronomy_ray.tool_results import cut_within, result_text
+from phronomy_ray.tool_results import cut_within, reference_of, result_text
+
+#: Values of records with more characters of JSON are certainly moved to a content of their own by a store.
+LARGE_CHARS = 65_536
 
 _STATUS = {
     ToolCallStatus.SUCCEEDED: ResultStatus.OK,
@@ -39,7 +43,7 @@ def fit_batch(rows: Sequence[ToolCallRow], texts: Sequence[str], limit: int | No
         return list(texts)
     shares = share_out([len(text) for text in texts], limit)
     return [
-        text if len(text) <= share else cut_within(_whole(row, text), share)
+        text if len(text) <= share else _cut(row, text, share)
         for row, text, share in zip(rows, texts, shares, strict=True)
     ]
 
@@ -64,5 +68,17 @@ def share_out(sizes: Sequence[int], limit: int) -> list[int]:
     return shares
 
 
-def _whole(row: ToolCallRow, text: str) -> str:
-    return result_text(row.result) if row.status is ToolCallStatus.SUCCEEDED else text
+def _cut(row: ToolCallRow, text: str, share: int) -> str:
+    if row.status is not ToolCallStatus.SUCCEEDED:
+        return cut_within(text, share)
+    return cut_within(result_text(row.result), share, digest=reference_of(row.result))
+
+
+def content_of_cut(row: ToolCallRow) -> str | None:
+    """The JSON of a result that was cut, to be kept under the hash that its marker names; ``None`` when the store keeps
+    it there anyway, as it does with every large value of a record.
+    """
+    if row.status is not ToolCallStatus.SUCCEEDED:
+        return None
+    text = dumps_plain(row.result)
+    return text if len(text) <= LARGE_CHARS else None

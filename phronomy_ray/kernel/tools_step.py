@@ -20,13 +20,14 @@ from phronomy_ray.journal import (
     ExecutionStatus,
     Phase,
     RecordKind,
+    ResultStatus,
     ToolCallRow,
     ToolCallStatus,
 )
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.fingerprint import change_since
 from phronomy_ray.kernel.repeats import duplicates, hold_twins, settle_twins
-from phronomy_ray.kernel.shown import fit_batch, result_status
+from phronomy_ray.kernel.shown import content_of_cut, fit_batch, result_status
 from phronomy_ray.kernel.state import DispatchTools, Execution
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
@@ -354,6 +355,10 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
     texts = fit_batch(rows, whole, draft.env.definition.max_batch_result_chars)
     for index, call in enumerate(draft.execution.batch):
         row = call.row
+        status = result_status(row, cut=texts[index] is not whole[index])
+        kept = content_of_cut(row) if status is ResultStatus.TRUNCATED else None
+        if kept is not None:
+            draft.content(kept)
         draft.record(
             RecordKind.TOOL_RESULT,
             Channel.TOOL,
@@ -363,7 +368,7 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
             metadata={
                 "tool_name": row.tool_name,
                 "status": row.status.value,
-                "result_status": result_status(row, cut=texts[index] is not whole[index]).value,
+                "result_status": status.value,
                 "error": _public_error(row.error),
             },
         )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
-from phronomy_ray.canonical_json import content_hash
+import pytest
+
 from phronomy_ray.definition.options import RuntimeDefaults
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.events import EventType
@@ -21,6 +24,13 @@ def bulk(n: int, mark: str = "x") -> str:
 @tool(replay="safe", max_result_chars=50)
 async def small(n: int) -> str:
     return "s" * n
+
+
+def reference(text: str) -> str:
+    """The hash that a marker names."""
+    found = re.search(r"full result (sha256:[0-9a-f]{64}) ", text)
+    assert found is not None, text[:300]
+    return found[1]
 
 
 def told(lab: Any) -> list[str]:
@@ -39,12 +49,28 @@ async def test_T14_a_batch_of_large_results_fits_its_cap_and_is_kept_whole(lab: 
     assert max(lengths) - min(lengths) <= 2
     for number, text in enumerate(shown[:7]):
         assert text.startswith(str(number))
-        assert content_hash(str(number) * size) in text
+        assert json.loads(lab.store.read_content(reference(text))) == str(number) * size
     rows = lab.store.tool_calls("ex1")
     assert [len(row.result) for row in rows] == [size] * 7 + [5], "the ledger has them whole"
     assert [row.attempt for row in rows] == [1] * 8
     records = [r for r in lab.store.journal_of_execution("ex1") if r.kind.value == "tool_result"]
     assert [r.metadata["result_status"] for r in records] == ["truncated"] * 7 + ["ok"]
+
+
+@pytest.mark.parametrize("by", ["tool", "batch"])
+async def test_T14_what_was_cut_can_be_read_back_by_the_hash_in_its_place(lab: Any, by: str) -> None:
+    results: list[Any] = ["s" * 3_000, "t" * 300_000, {"k": ["v" * 500] * 4}, {"k": ["w" * 500] * 400}]
+
+    @tool(name="give", replay="safe", max_result_chars=400 if by == "tool" else None)
+    async def give(n: int) -> Any:
+        return results[n]
+
+    step = calls(*[call("give", {"n": n}) for n in range(len(results))])
+    cap = {} if by == "tool" else {"max_batch_result_chars": 1_600}
+    await lab.run(lab.engine(lab.define([step, final("done")], give, **cap)))
+    for text, result in zip(told(lab), results, strict=True):
+        assert len(text) < 600
+        assert json.loads(lab.store.read_content(reference(text))) == result
 
 
 async def test_T14_more_than_the_hard_limit_is_an_error_and_nothing_is_repeated(lab: Any) -> None:
