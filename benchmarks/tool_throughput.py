@@ -62,7 +62,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
     )
-    bench = Bench(report, rounds=2 if options.quick else 7, budget_s=2.0 if options.quick else 8.0)
+    bench = Bench(report, rounds=2 if options.quick else 7, budget_s=2.0 if options.quick else 4.0)
     sizes = options.calls or ([1, 8, 64, 256] if options.quick else list(SIZES))
     cells: dict[tuple[str, int], Cell] = {}
     with ExitStack() as stack:
