@@ -99,7 +99,7 @@ class StandingRule:
 
     rule_id: str
     effect: RuleEffect
-    #: Name that the model uses for the tool.
+    #: Name that the model uses for the tool; for one from a registry its registry key (a refusal takes either).
     tool_name: str
     #: Who made it, for people.
     created_by: str
@@ -137,11 +137,24 @@ def scope_key(*, agent_id: str | None = None, definition_id: str | None = None) 
     return f"definition:{definition_id}" if definition_id is not None else "*"
 
 
-def rule_for(rules: Iterable[StandingRule], tool_name: str) -> StandingRule | None:
-    """The rule of `rules` that counts for a call of `tool_name`: a refusal before a permission, then the oldest."""
-    fitting = [rule for rule in rules if rule.tool_name == tool_name]
-    refusing = [rule for rule in fitting if rule.effect is RuleEffect.REFUSE]
-    return next(iter(refusing or fitting), None)
+def rule_for(rules: Iterable[StandingRule], tool_name: str, registry_key: str = "") -> StandingRule | None:
+    """The rule of `rules` that counts for a call of `tool_name`: a refusal before a permission, then the oldest.
+
+    A tool that a turn has from a registry is permitted by its `registry_key` alone: what stands behind the name may be
+    another one in the next turn, and nobody has permitted that. It is refused by either.
+    """
+    found = tuple(rules)
+    refusing = (
+        rule
+        for rule in found
+        if rule.effect is RuleEffect.REFUSE and rule.tool_name in (tool_name, registry_key)
+    )
+    allowing = (
+        rule
+        for rule in found
+        if rule.effect is RuleEffect.ALLOW and rule.tool_name == (registry_key or tool_name)
+    )
+    return next(refusing, None) or next(allowing, None)
 
 
 __all__ = [

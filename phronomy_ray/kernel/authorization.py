@@ -63,7 +63,7 @@ def gate(
     if bound.is_framework:  # the framework's own tools ask nobody
         return call.move(ToolPhase.AUTHORIZING, arguments=arguments).move(ToolPhase.AUTHORIZED)
     spec = bound.spec
-    rule = rule_for(rules, call.row.tool_name)
+    rule = rule_for(rules, call.row.tool_name, bound.registry_key)
     refused = rule is not None and rule.effect is RuleEffect.REFUSE
     default = spec.requires_approval
     asks_code = callable(default) or (bool(default) and spec.approval_facts is not None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from phronomy_ray.approvals import RuleEffect, StandingRule
 from phronomy_ray.assembly.capabilities import CapabilityRegistry, Provider
 from phronomy_ray.assembly.registry import ToolRegistry
 from phronomy_ray.assembly.sources import AssemblySources
@@ -188,6 +190,28 @@ async def test_TA46_a_call_under_an_alias_has_the_rules_of_its_implementation(la
     assert (row.replay, row.requires_approval) == ("idempotent", True)
     await lab.decide_all(engine)
     assert (await lab.end(engine)).output == "x"
+
+
+@pytest.mark.parametrize(
+    ("effect", "named", "outcome"),
+    [
+        (RuleEffect.ALLOW, "web", "succeeded"),
+        (RuleEffect.ALLOW, "search", "awaiting_approval"),
+        (RuleEffect.ALLOW, "google", "awaiting_approval"),
+        (RuleEffect.REFUSE, "web", "rejected"),
+        (RuleEffect.REFUSE, "search", "rejected"),
+    ],
+)
+async def test_a_standing_permission_is_for_an_implementation_and_not_for_a_name(
+    lab: Any, effect: RuleEffect, named: str, outcome: str
+) -> None:
+    given = sources(Provider("search", "web"), web=says("google", requires_approval=True))
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    lab.store.add_rule(StandingRule("ru1", effect, named, "ann", now))
+    engine = lab.engine(searching(lab, given))
+    await engine.start("ex1", "go")
+    await lab.end_or_question(engine)
+    assert lab.store.tool_calls("ex1")[0].status.value == outcome
 
 
 # --- after a crash ---------------------------------------------------------------------------------------------
