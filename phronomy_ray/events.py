@@ -44,6 +44,7 @@ class EventType(StrEnum):
     TOKEN = "token"
     STREAM_RESET = "stream_reset"
     TOOL_STARTED = "tool_started"
+    TOOL_PROGRESS = "tool_progress"
     TOOL_LATE = "tool_late"
     LOST = "lost"
     ERROR = "error"

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from phronomy_ray.errors import ErrorRecord
+from phronomy_ray.errors import CancellationError, ErrorRecord
 from phronomy_ray.journal import ToolCallStatus
 
 #: One dispatch of one call: its id and the number of the attempt.
 CallKey: TypeAlias = tuple[str, int]
+#: Longest report of progress, in characters of JSON text.
+MAX_PROGRESS_CHARS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,19 @@ class ToolContext:
     durable_context: dict[str, Any] | None = None
     #: Seconds that the body may take.
     timeout_s: float | None = None
+    #: When the present attempt is over its time (aware UTC, by the clock of the process that runs it).
+    deadline: datetime | None = None
     #: Whether the execution has been cancelled; cheap, may be polled by a long-running body.
     is_cancelled: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
+    #: Tells observers how far the body is: plain JSON of at most `MAX_PROGRESS_CHARS` characters, else
+    #: `SerializationError`. A live event ``tool_progress``, never stored; from any thread. Not from tools in a task of their
+    #: own (``cpu_bound``, or with ``ray_options``), whose reports are dropped.
+    report_progress: Callable[[Any], None] = field(default=lambda value: None, compare=False, repr=False)
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `CancellationError` when the execution has been cancelled; the call is recorded as cancelled then."""
+        if self.is_cancelled():
+            raise CancellationError("the execution was cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +102,16 @@ class ToolStarted:
     node: str
     pid: int
     started_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProgress:
+    """Observation: how far a body says it is. Live only."""
+
+    tool_call_id: str
+    attempt: int
+    #: Plain JSON.
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import tenacity
 from ray.exceptions import RayError
 
 from phronomy_ray.actors.pool_actor import PoolActor, pool_options
-from phronomy_ray.tool_calls import CallKey, ToolOutcome
+from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_wire import (
     ItemKind,
@@ -28,6 +28,7 @@ from phronomy_ray.tools.pool_wire import (
     WorkerSetup,
     not_performed,
     outcome_of,
+    progress_of,
     unknown,
 )
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -51,6 +52,7 @@ class PoolRun(WorkerInputRestricted):
         on_started: Callable[[StartedCalls], None],
         on_outcome: Callable[[ToolOutcome], None],
         on_late: Callable[[CallKey, ToolOutcome | None], None],
+        on_progress: Callable[[ToolProgress], None] = lambda progress: None,
     ) -> None:
         self.agent_id = agent_id
         self.execution_id = execution_id
@@ -67,6 +69,7 @@ class PoolRun(WorkerInputRestricted):
         self._on_started = on_started
         self._on_outcome = on_outcome
         self._on_late = on_late
+        self._on_progress = on_progress
 
     @property
     def open(self) -> set[CallKey]:
@@ -80,6 +83,8 @@ class PoolRun(WorkerInputRestricted):
                 self._on_started(item)
             elif not isinstance(item, PoolItem):
                 continue
+            elif item.kind is ItemKind.PROGRESS:
+                self._on_progress(progress_of(item))
             elif item.key in self.live:
                 if item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
                     self.given_up.add(item.key)

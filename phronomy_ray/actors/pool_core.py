@@ -330,7 +330,10 @@ class PoolCore:
             call = self._calls.get(item.key) if isinstance(item, PoolItem) else None
             if call is None or not isinstance(item, PoolItem):
                 continue
-            if item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
+            if item.kind is ItemKind.PROGRESS:
+                if call.state not in _REPORTED:
+                    call.listener.tell(item)
+            elif item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
                 if call.state not in _REPORTED:
                     self._give_up(call, item)
             elif call.state in _REPORTED:

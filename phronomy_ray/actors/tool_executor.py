@@ -185,6 +185,7 @@ class RayToolExecutor(WorkerInputRestricted):
             on_started=partial(_report_started, sink),
             on_outcome=on_outcome,
             on_late=partial(_report_late, sink, first.execution_id),
+            on_progress=sink,
         )
         self._runs[run] = client
         return client, run

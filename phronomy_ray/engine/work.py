@@ -40,11 +40,13 @@ from phronomy_ray.kernel.state import (
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.tools_step import live_invocations
 from phronomy_ray.models.port import ModelPort
+from phronomy_ray.redaction import REDACTED, redact_json, secret_values
 from phronomy_ray.tool_calls import (
     Attachment,
     CallKey,
     ToolLate,
     ToolOutcome,
+    ToolProgress,
     ToolSettings,
     ToolStarted,
 )
@@ -257,9 +259,43 @@ class EngineWork(WorkerInputRestricted):
             if execution is not None:
                 self._hooks.publish(_started_event(execution, item))
             return
+        if isinstance(item, ToolProgress):
+            event = self._progress_event(execution, item)
+            if event is not None:
+                self._hooks.publish(event)
+            return
         self._outcomes.append(item)
         if not self._flushing:
             self._flush_soon()
+
+    def _progress_event(self, execution: Execution | None, item: ToolProgress) -> Event | None:
+        """What observers are told of a call that runs, with what must be hidden hidden; nothing of any other."""
+        key = (item.tool_call_id, item.attempt)
+        row = next(
+            (
+                call.row
+                for call in (execution.batch if execution is not None else ())
+                if call.is_live and (call.row.tool_call_id, call.row.attempt) == key
+            ),
+            None,
+        )
+        if execution is None or row is None:
+            return None
+        bound = self._tools_of(execution).get(row.tool_name)
+        if bound is None or bound.spec.redact_result:
+            shown: Any = REDACTED
+        else:
+            hidden = bound.spec.redact_params
+            shown = redact_json(item.value, secret_values(row.arguments, hidden) if hidden else ())
+        payload = {
+            "tool_call_id": item.tool_call_id,
+            "tool_name": row.tool_name,
+            "attempt": item.attempt,
+            "progress": shown,
+        }
+        return Event(
+            execution.row.execution_id, execution.event_seq, EventType.TOOL_PROGRESS, payload, durable=False
+        )
 
     def _flush_soon(self) -> None:
         """Commit what has arrived within the group window; at once when nothing else can come."""

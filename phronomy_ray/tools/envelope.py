@@ -12,13 +12,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
-from phronomy_ray.canonical_json import clean_text, to_json_value
+from phronomy_ray.canonical_json import clean_text, dumps_plain, to_json_value
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.filters import FilterContext, FilterSite
 from phronomy_ray.definition.schema import ArgumentError
@@ -32,7 +32,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.redaction import redact_json, redact_text, secret_values
-from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
+from phronomy_ray.tool_calls import MAX_PROGRESS_CHARS, ToolContext, ToolInvocation, ToolOutcome
 from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS, encode_result
 from phronomy_ray.tools.calling import PhysicalEnd, attempt_of, is_custom, settle, settle_blocking
 from phronomy_ray.tools.filtering import FiltersStopped, run_filters
@@ -41,6 +41,8 @@ from phronomy_ray.tools.process import Process, run_to_result
 
 #: Longest error text that the model is told.
 MAX_ERROR_CHARS = 600
+#: Timeouts above this give a deadline this far away, in seconds: a date has an end.
+MAX_DEADLINE_S = 1e9
 _RETRY_WAIT = wait_exponential(multiplier=0.1, max=5)
 
 NODE = socket.gethostname()
@@ -62,16 +64,17 @@ async def run_async(
     is_cancelled: Callable[[], bool],
     node: str = NODE,
     on_finished: Callable[[], None] = lambda: None,
+    on_progress: Callable[[Any], None] = lambda value: None,
 ) -> ToolOutcome:
     """Run one call on the present event loop. Cancelling the task gives a ``cancelled`` outcome, not an exception.
 
     `on_finished` is called once, when nothing of the body runs any more: before this returns, unless the tool says that
-    its work outlives its result (`ToolCompletion`).
+    its work outlives its result (`ToolCompletion`). `on_progress` gets what the body reports, in the thread that does.
     """
     started = timestamp()
     end = PhysicalEnd(on_finished)
     try:
-        begin = _bind(bound, invocation, is_cancelled)
+        begin = _bind(bound, invocation, is_cancelled, on_progress)
         value: Any = None
         if not bound.spec.retries:  # an iterator of attempts costs more than a short body
             value = await _call_async(bound, begin, end)
@@ -86,6 +89,8 @@ async def run_async(
             return _cancelled(invocation, node, started)
         return _failed(bound, invocation, error, node, started)
     except BaseException as error:  # noqa: BLE001 - one outcome whatever a body raises; SystemExit must not end the agent
+        if isinstance(error, CancellationError) and is_cancelled():
+            return _cancelled(invocation, node, started)
         return _failed(bound, invocation, error, node, started)
     finally:
         end.close()
@@ -100,6 +105,7 @@ def run_sync(
     on_attempt: Callable[[], None] = lambda: None,
     on_attempt_end: Callable[[], None] = lambda: None,
     on_finished: Callable[[], None] = lambda: None,
+    on_progress: Callable[[Any], None] = lambda value: None,
 ) -> ToolOutcome:
     """Run one call in the present thread. The caller enforces the timeout: a thread cannot be stopped.
 
@@ -110,7 +116,7 @@ def run_sync(
     started = timestamp()
     end = PhysicalEnd(on_finished)
     try:
-        begin = _bind(bound, invocation, is_cancelled)
+        begin = _bind(bound, invocation, is_cancelled, on_progress)
         custom, limit = is_custom(bound.tool), bound.spec.timeout_s
         value: Any = None
         attempts: Iterable[AbstractContextManager[Any]] = (nullcontext(),)
@@ -179,26 +185,47 @@ def not_performed(invocation: ToolInvocation) -> ToolOutcome:
 
 
 def _bind(
-    bound: BoundTool, invocation: ToolInvocation, is_cancelled: Callable[[], bool]
+    bound: BoundTool,
+    invocation: ToolInvocation,
+    is_cancelled: Callable[[], bool],
+    on_progress: Callable[[Any], None],
 ) -> Callable[[], Any]:
-    """What begins an attempt of the body with the call's arguments."""
-    context = ToolContext(
-        agent_id=invocation.agent_id,
-        execution_id=invocation.execution_id,
-        tool_call_id=invocation.tool_call_id,
-        idempotency_key=invocation.tool_call_id,
-        attempt=invocation.attempt,
-        durable_context=copy.deepcopy(invocation.durable_context),  # one body must not change what others get
-        timeout_s=bound.spec.timeout_s,
-        is_cancelled=is_cancelled,
-    )
+    """What begins an attempt of the body; each has arguments and a context of its own."""
+
+    def prepared() -> Callable[[], Any]:
+        context = ToolContext(
+            agent_id=invocation.agent_id,
+            execution_id=invocation.execution_id,
+            tool_call_id=invocation.tool_call_id,
+            idempotency_key=invocation.tool_call_id,
+            attempt=invocation.attempt,
+            durable_context=copy.deepcopy(
+                invocation.durable_context
+            ),  # one body must not change what others get
+            timeout_s=bound.spec.timeout_s,
+            deadline=datetime.now(UTC) + timedelta(seconds=min(bound.spec.timeout_s, MAX_DEADLINE_S)),
+            is_cancelled=is_cancelled,
+            report_progress=lambda value: on_progress(_checked_progress(value)),
+        )
+        return attempt_of(bound, bound.spec.parameters.bind(invocation.arguments, context), context)
+
     try:
-        arguments = bound.spec.parameters.bind(invocation.arguments, context)
+        ready = [prepared()]
     except ArgumentError as error:
         raise ToolError(
             f"the stored arguments do not fit the tool's schema any more: {error}", code="definition_changed"
         ) from None
-    return attempt_of(bound, arguments, context)
+    return lambda: (ready.pop() if ready else prepared())()
+
+
+def _checked_progress(value: Any) -> Any:
+    plain = to_json_value(value)
+    size = len(dumps_plain(plain))
+    if size > MAX_PROGRESS_CHARS:
+        raise SerializationError(
+            f"a report of progress has {size} characters; at most {MAX_PROGRESS_CHARS} are told"
+        )
+    return plain
 
 
 async def _call_async(bound: BoundTool, begin: Callable[[], Any], end: PhysicalEnd) -> Any:

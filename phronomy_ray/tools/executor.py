@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from phronomy_ray.definition.agent import BoundTool
@@ -18,6 +19,7 @@ from phronomy_ray.tool_calls import (
     ToolInvocation,
     ToolLate,
     ToolOutcome,
+    ToolProgress,
     ToolStarted,
 )
 from phronomy_ray.tool_environment import ToolEnvironment, enter_environment
@@ -34,7 +36,7 @@ from phronomy_ray.tools.envelope import (
 from phronomy_ray.tools.process import cancelled_by
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
-ToolReport: TypeAlias = ToolOutcome | ToolStarted | ToolLate
+ToolReport: TypeAlias = ToolOutcome | ToolStarted | ToolProgress | ToolLate
 Sink: TypeAlias = Callable[[ToolReport], None]
 
 
@@ -132,8 +134,18 @@ class CooperativeRuns(WorkerInputRestricted):
         key = invocation.tool_call_id
         sink(ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp()))
         finished = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_progress(value: Any) -> None:  # from whatever thread the body reports in
+            loop.call_soon_threadsafe(sink, ToolProgress(*invocation.key, value))
+
         outcome = await run_async(
-            bound, invocation, is_cancelled=stop.is_set, node=self._node, on_finished=finished.set
+            bound,
+            invocation,
+            is_cancelled=stop.is_set,
+            node=self._node,
+            on_finished=finished.set,
+            on_progress=on_progress,
         )
         task = asyncio.current_task()
         if task is not None and self._tasks.pop(task, None) is not None:
@@ -357,6 +369,9 @@ class _BlockingCall:
                 on_attempt=lambda: self._report(self._on_attempt),
                 on_attempt_end=lambda: self._report(self._on_attempt_end),
                 on_finished=lambda: self._report(self._finished.set),
+                on_progress=lambda value: self._report(
+                    partial(self._sink, ToolProgress(*self._invocation.key, value))
+                ),
             )
 
     def _report(self, callback: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from phronomy_ray.errors import BackpressureError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.tool_calls import CallKey, ToolOutcome
+from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
 from phronomy_ray.tools.envelope import timestamp
 from phronomy_ray.tools.pool_placement import Lane
 
@@ -78,6 +78,8 @@ class ItemKind(enum.IntEnum):
     ENDED = 4
     #: Its outcome; the tool has said that its work outlives its result, and nobody minds.
     GOES_ON = 5
+    #: How far its body says it is: a pickled JSON value; nothing else changes.
+    PROGRESS = 6
 
 
 class PoolItem(NamedTuple):
@@ -85,7 +87,7 @@ class PoolItem(NamedTuple):
 
     kind: ItemKind
     key: CallKey
-    #: A pickled `ToolOutcome`; empty for ``ENDED``.
+    #: A pickled `ToolOutcome`; empty for ``ENDED``, plain JSON for ``PROGRESS``.
     payload: bytes = b""
     status: str = ""
 
@@ -114,6 +116,16 @@ OUT_OF_MEMORY = "out_of_memory"
 def item_of(outcome: ToolOutcome, kind: ItemKind = ItemKind.OUTCOME) -> PoolItem:
     """An outcome as it travels."""
     return PoolItem(kind, outcome.key, pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL), outcome.status.value)
+
+
+def progress_item(key: CallKey, value: Any) -> PoolItem:
+    """A report of progress as it travels."""
+    return PoolItem(ItemKind.PROGRESS, key, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+def progress_of(item: PoolItem) -> ToolProgress:
+    """The report in an item."""
+    return ToolProgress(*item.key, pickle.loads(item.payload))  # noqa: S301 - written by our own worker
 
 
 def outcome_of(item: PoolItem) -> ToolOutcome:

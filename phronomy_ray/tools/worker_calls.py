@@ -21,7 +21,15 @@ from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome
 from phronomy_ray.tools.envelope import redacted, run_sync, timed_out, timestamp
-from phronomy_ray.tools.pool_wire import ItemKind, News, StartedCalls, WorkerEnds, item_of
+from phronomy_ray.tools.pool_wire import (
+    ItemKind,
+    News,
+    PoolItem,
+    StartedCalls,
+    WorkerEnds,
+    item_of,
+    progress_item,
+)
 from phronomy_ray.tools.process import cancelled_by
 from phronomy_ray.tools.warm_threads import WarmThreads
 
@@ -70,7 +78,9 @@ class WorkerCalls:
     def __init__(self, node: str) -> None:
         self._node = node
         self._threads = WarmThreads()
-        self._news: queue.SimpleQueue[StartedCalls | WorkerEnds | _Ended | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[StartedCalls | WorkerEnds | PoolItem | _Ended | None] = (
+            queue.SimpleQueue()
+        )
         #: Bodies that run, given-up ones included.
         self._bodies: dict[CallKey, _Body] = {}
         self._is_closed = False
@@ -149,6 +159,7 @@ class WorkerCalls:
                 on_attempt=on_attempt,
                 on_attempt_end=on_attempt_end,
                 on_finished=on_finished,
+                on_progress=lambda value: self._news.put(progress_item(body.key, value)),
             )
         with body.lock:
             body.outcome = outcome
@@ -169,6 +180,7 @@ class WorkerCalls:
                 if entry is None:
                     self._is_closed = True
                     return found
+                # what is no end travels as it is
                 found += self._ended(entry) if isinstance(entry, _Ended) else [entry]
                 entry = self._news.get_nowait()
         except queue.Empty:

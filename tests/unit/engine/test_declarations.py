@@ -17,7 +17,7 @@ from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.state import ToolOutcomes
 from phronomy_ray.models.scripted import call, calls, final
-from phronomy_ray.tool_calls import ToolOutcome
+from phronomy_ray.tool_calls import ToolContext, ToolOutcome
 
 
 def rows(lab: Any, id: str = "ex1") -> list[Any]:
@@ -339,3 +339,30 @@ async def test_a_custom_call_goes_through_filters_and_the_ledger_once(lab: Any) 
     assert (await engine.view("ex1")).status is ExecutionStatus.ACTIVE, "the end waits for the work"
     work_ends.set()
     assert (await lab.end(engine)).output == "x"
+
+
+# --- progress --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["cooperative", "blocking_io"])
+async def test_observers_are_told_how_far_a_call_is(lab: Any, mode: Any) -> None:
+    @tool(execution_mode=mode, redact_params=["key"])
+    def copy(key: str, context: ToolContext) -> str:
+        context.report_progress({"done": 1, "with": f"the {key}"})
+        return "copied"
+
+    @tool(execution_mode=mode, redact_result=True)
+    def secretly(context: ToolContext) -> str:
+        context.report_progress("half of it")
+        return "all of it"
+
+    batch = calls(call("copy", {"key": "hunter2secret"}), call("secretly", {}))
+    engine = lab.engine(lab.define([batch, final("x")], copy, secretly))
+    await engine.start("ex1", "go")
+    events = [event for event in await lab.read_events(engine) if event.type == "tool_progress"]
+    assert {event.payload["tool_name"]: event.payload["progress"] for event in events} == {
+        "copy": {"done": 1, "with": "the [REDACTED]"},
+        "secretly": "[REDACTED]",
+    }
+    assert not any(event.durable for event in events)
+    assert "tool_progress" not in {event.type for event in lab.store.events("ex1")}

@@ -6,13 +6,14 @@ import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode, Tool, ToolCompletion, tool
-from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.errors import ConfigurationError, SerializationError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolLate, ToolOutcome, ToolStarted
 from phronomy_ray.tools.envelope import run_async, run_sync
@@ -317,6 +318,75 @@ async def test_a_custom_call_that_is_over_its_time(mode: str) -> None:
     outcome = await outcome_of(made, mode)
     assert outcome.status is ToolCallStatus.TIMED_OUT
     made.release.set()
+
+
+# --- what a body may do with its context ------------------------------------------------------------------------
+
+
+@both
+async def test_each_attempt_has_a_deadline_and_arguments_of_its_own(mode: str) -> None:
+    seen: list[Any] = []
+
+    @tool(replay="safe", retries=1, timeout_s=30)
+    def flaky(items: list[int], context: ToolContext) -> int:
+        seen.append((context.deadline, list(items)))
+        items.append(9)
+        if len(seen) == 1:
+            raise ValueError("the first time")
+        return len(items)
+
+    before = datetime.now(UTC)
+    outcome = await outcome_of(flaky, mode, items=[1])
+    assert outcome.result == 2
+    (first, one), (second, two) = seen
+    assert one == two == [1]
+    assert before + timedelta(seconds=30) <= first < second <= datetime.now(UTC) + timedelta(seconds=30)
+
+
+@both
+async def test_a_body_that_stops_for_a_cancellation_is_cancelled_and_not_tried_again(mode: str) -> None:
+    ran: list[int] = []
+
+    @tool(replay="safe", retries=3)
+    def polite(context: ToolContext) -> str:
+        ran.append(1)
+        context.raise_if_cancelled()
+        return "went on"
+
+    assert (await outcome_of(polite, mode)).result == "went on"
+    call = invocation("polite")
+    if mode == "loop":
+        outcome = await run_async(bound(polite), call, is_cancelled=lambda: len(ran) > 1)
+    else:
+        outcome = await asyncio.to_thread(run_sync, bound(polite), call, is_cancelled=lambda: len(ran) > 1)
+    assert outcome.status is ToolCallStatus.CANCELLED
+    assert len(ran) == 2
+
+
+@both
+async def test_progress_is_told_as_it_is_made_and_must_be_small_json(mode: str) -> None:
+    told: list[Any] = []
+
+    @tool
+    def works(context: ToolContext) -> list[str]:
+        context.report_progress({"done": (1, 2)})
+        wrong = []
+        for value in (object(), "x" * 20_000, float("nan")):
+            try:
+                context.report_progress(value)
+            except SerializationError as error:
+                wrong.append(error.code)
+        return wrong
+
+    call = invocation("works")
+    if mode == "loop":
+        outcome = await run_async(bound(works), call, is_cancelled=lambda: False, on_progress=told.append)
+    else:
+        outcome = await asyncio.to_thread(
+            run_sync, bound(works), call, is_cancelled=lambda: False, on_progress=told.append
+        )
+    assert told == [{"done": [1, 2]}]
+    assert len(outcome.result) == 3
 
 
 # --- executors -------------------------------------------------------------------------------------------------

@@ -34,7 +34,11 @@ def news_of(*bodies: Any, cancel: bool = False) -> Iterator[News]:
     for group in calls.serve():
         for item in group:
             yield item
-            if isinstance(item, PoolItem) and item.kind not in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
+            if isinstance(item, PoolItem) and item.kind not in (
+                ItemKind.GIVEN_UP,
+                ItemKind.GOES_ON,
+                ItemKind.PROGRESS,
+            ):
                 waiting.discard(item.key[0].removeprefix("tc_"))
         if not waiting:
             return
@@ -185,6 +189,22 @@ def test_a_program_s_end_is_the_result() -> None:
     )
     assert outcome.status is ToolCallStatus.SUCCEEDED
     assert (outcome.result["exit_code"], outcome.result["stdout"]) == (3, "a b")
+
+
+def test_progress_comes_before_the_outcome() -> None:
+    @tool
+    def counts(context: ToolContext) -> str:
+        for done in range(3):
+            context.report_progress({"done": done})
+        return "all"
+
+    items = [item for item in news_of(counts) if isinstance(item, PoolItem)]
+    assert [item.kind for item in items] == [*[ItemKind.PROGRESS] * 3, ItemKind.OUTCOME]
+    assert [pool_wire.progress_of(item).value for item in items[:3]] == [
+        {"done": 0},
+        {"done": 1},
+        {"done": 2},
+    ]
 
 
 def test_threads_are_used_again() -> None:
