@@ -6,9 +6,10 @@ Plain and picklable: nothing live crosses to a worker, and what comes back has b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from phronomy_ray.errors import CancellationError, ErrorRecord
@@ -18,6 +19,25 @@ from phronomy_ray.journal import ToolCallStatus
 CallKey: TypeAlias = tuple[str, int]
 #: Longest report of progress, in characters of JSON text.
 MAX_PROGRESS_CHARS = 10_000
+
+
+class TravelsAsCall:
+    """Base of frozen dataclasses that cross processes by the hundred: pickled as a call of their class with their fields.
+
+    What `dataclasses` generates for classes with slots asks for the fields of the class once per value, in Python.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
+        cls = type(self)
+        values = _VALUES_OF.get(cls)
+        if values is None:
+            values = _VALUES_OF[cls] = attrgetter(*(item.name for item in fields(cls)))  # type: ignore[arg-type]
+        return cls, values(self)
+
+
+_VALUES_OF: dict[type[Any], attrgetter[tuple[Any, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,7 @@ class ToolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolInvocation:
+class ToolInvocation(TravelsAsCall):
     """One dispatch of one tool call."""
 
     tool_call_id: str
@@ -115,7 +135,7 @@ class ToolProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolOutcome:
+class ToolOutcome(TravelsAsCall):
     """What became of one dispatch."""
 
     tool_call_id: str

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from phronomy_ray.errors import BackpressureError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
+from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress, TravelsAsCall
 from phronomy_ray.tools.envelope import timestamp
 from phronomy_ray.tools.pool_placement import Lane
 
@@ -36,7 +36,7 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolCall:
+class PoolCall(TravelsAsCall):
     """One attempt of one tool call, as the pool sees it."""
 
     key: CallKey
