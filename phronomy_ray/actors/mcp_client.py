@@ -22,6 +22,7 @@ from phronomy_ray.errors import PhronomyError
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.failures import PHASE_CALL, PHASE_CONNECT, broken, lost, timed_out
 from phronomy_ray.mcp.listing import Listing
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ GRACE_S = 1.0
 PING_TIMEOUT_S = 60.0
 
 
-class GatewayAccess:
+class GatewayAccess(WorkerInputRestricted):
     """An `McpAccess` over the gateways of a namespace. Use it on one event loop, in a process connected to Ray."""
 
     def __init__(self, *, namespace: str) -> None:

@@ -24,6 +24,7 @@ from phronomy_ray.mcp.endpoint import McpEndpoint, Transport
 from phronomy_ray.mcp.failures import PHASE_CALL, PHASE_CONNECT, broken, lost, timed_out
 from phronomy_ray.mcp.listing import MAX_PAGES, MAX_TOOLS, Listing, listing_of
 from phronomy_ray.mcp.transport import Signals, open_streams
+from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
     import anyio
@@ -50,7 +51,7 @@ class _Request:
         self.scope: anyio.CancelScope = anyio.CancelScope()
 
 
-class McpConnection:
+class McpConnection(WorkerInputRestricted):
     """A connection; make it, `open` it once, `close` it. Use it on one event loop."""
 
     def __init__(self, endpoint: McpEndpoint, *, on_tools_changed: Callable[[], None]) -> None:
@@ -71,7 +72,8 @@ class McpConnection:
     @property
     def is_usable(self) -> bool:
         """Whether a new call can be sent."""
-        return self._ready.done() and not self.signals.gone and not self._closed.is_set()
+        over = self.signals.gone or self.signals.forgotten or self._closed.is_set()
+        return self._ready.done() and not over
 
     @property
     def running(self) -> int:
@@ -281,6 +283,8 @@ class McpConnection:
             return error
         if isinstance(error, MCPError):
             # Over HTTP the SDK makes this code for a request whose answer broke off, while the others go on.
+            if self.signals.forgotten and error.code != CONNECTION_CLOSED:
+                return lost(self._endpoint, "it has forgotten the session", phase=PHASE_CONNECT)
             closed = error.code == CONNECTION_CLOSED and (
                 self.signals.gone or self._endpoint.transport is Transport.HTTP
             )

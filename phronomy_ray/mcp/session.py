@@ -4,6 +4,8 @@
 * A call that got no answer in time makes its connection *suspect*: before the next call uses it, the server must answer a
   small request within `PROBE_TIMEOUT_S`. If it does not, the connection is *retired*: it takes no new call and is closed when its
   last one has ended, each by its own deadline.
+* So is, over HTTP, a connection that nobody has used for `IDLE_PROBE_S`: a server that was restarted has forgotten it, and says
+  so only when it is asked.
 * After every connect, and when the server says that its tools have changed, they are listed again before the next call, and a
   call of a tool that is not what the caller was shown is refused.
 
@@ -19,7 +21,7 @@ from typing import Any
 
 from phronomy_ray.errors import ToolError, ToolTimeoutError
 from phronomy_ray.mcp.connection import McpConnection, remaining
-from phronomy_ray.mcp.endpoint import McpEndpoint
+from phronomy_ray.mcp.endpoint import McpEndpoint, Transport
 from phronomy_ray.mcp.failures import PHASE_CONNECT, SERVER_LOST, changed, lost, timed_out
 from phronomy_ray.mcp.listing import Listing
 from phronomy_ray.mcp.transport import need_sdk
@@ -28,6 +30,8 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 _LOG = logging.getLogger("phronomy_ray.mcp")
 #: How long a server that left a call unanswered has to show that it lives, in seconds.
 PROBE_TIMEOUT_S = 5.0
+#: Idle time after which an HTTP server must show that it still knows us, in seconds.
+IDLE_PROBE_S = 60.0
 #: Calls given up on one connection after which it is replaced, healthy or not: over HTTP each may still hold a request open.
 MAX_GIVEN_UP = 32
 #: How long a listing is given out, in seconds: not every server says when its tools change.
@@ -45,6 +49,8 @@ class _Line:
         self.listing_task: asyncio.Task[Listing] | None = None
         self.probe: asyncio.Task[None] | None = None
         self.given_up = 0
+        #: When it last answered something that we asked.
+        self.answered_at = time.monotonic()
 
 
 class McpSession(WorkerInputRestricted):
@@ -110,9 +116,11 @@ class McpSession(WorkerInputRestricted):
             raise timed_out(self.endpoint, timeout_s, phase=PHASE_CONNECT)
         sent_at = time.monotonic()
         try:
-            return await line.connection.call_tool(
+            result = await line.connection.call_tool(
                 tool, arguments, timeout_s=remaining(deadline), idempotency_key=idempotency_key
             )
+            line.answered_at = time.monotonic()
+            return result
         except ToolTimeoutError:
             self._unanswered(line, sent_at)
             raise timed_out(self.endpoint, timeout_s) from None  # of the whole, not of what was left of it
@@ -152,6 +160,9 @@ class McpSession(WorkerInputRestricted):
                 line = None
             if line is None:
                 return await self._open(deadline, timeout_s)
+            idle_s = time.monotonic() - line.answered_at
+            if idle_s > IDLE_PROBE_S and self.endpoint.transport is Transport.HTTP:
+                self._suspect(line)
             if line.probe is None:
                 return line
             await self._wait(line.probe, deadline, timeout_s)  # then look again: it may have been retired
@@ -223,7 +234,8 @@ class McpSession(WorkerInputRestricted):
         started = time.monotonic()
         try:
             listing = await line.connection.list_tools(timeout_s=self.endpoint.connect_timeout_s)
-            line.listing, line.listed_at = listing, time.monotonic()
+            line.listing = listing
+            line.listed_at = line.answered_at = time.monotonic()
             return listing
         except ToolError as error:
             if isinstance(error, ToolTimeoutError):
@@ -262,6 +274,7 @@ class McpSession(WorkerInputRestricted):
     async def _probe(self, line: _Line) -> None:
         try:
             line.listing = await line.connection.list_tools(timeout_s=PROBE_TIMEOUT_S)
+            line.listed_at = line.answered_at = time.monotonic()
             line.probe = None
         except ToolError as error:
             _LOG.warning(

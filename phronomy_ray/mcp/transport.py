@@ -43,8 +43,10 @@ class Signals:
     def __init__(self) -> None:
         #: When the last message came, by the monotonic clock.
         self.heard_at = time.monotonic()
-        #: Whether the other side has ended, or has forgotten the session.
+        #: Whether the other side has ended.
         self.gone = False
+        #: Whether the other side says that it does not know the session: the request that it answered so has not run.
+        self.forgotten = False
         #: Last HTTP error status, 0 for none.
         self.http_status = 0
         #: Called when `gone` becomes true.
@@ -195,7 +197,7 @@ async def _http(
             return
         signals.http_status = response.status_code
         if response.status_code == _GONE_STATUS and "mcp-session-id" in response.request.headers:
-            signals.end()  # the server has been restarted, or has forgotten us
+            signals.forgotten = True
 
     # No read timeout: any byte would set it back, so the deadlines are ours. No limit of connections: each running call
     # holds one, and a limit would let calls wait for each other out of sight.

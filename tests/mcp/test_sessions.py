@@ -236,9 +236,22 @@ async def test_P02_a_session_that_a_restarted_server_has_forgotten(
     await call(session, "echo", text="warm")
     site.http.restart()
     error = await failure(session.call("echo", {"text": "stale"}, timeout_s=PATIENCE_S))
-    assert error.code == "mcp_server_lost"
+    assert (error.code, error.details["may_have_run"]) == ("mcp_server_lost", False)
     assert site.calls("echo") == 1
     assert await call(session, "echo", text="again") == "again"
+
+
+async def test_P02_a_server_that_was_restarted_while_nobody_called_is_connected_again_before_the_call(
+    make_site: Callable[..., Site], open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phronomy_ray.mcp.session.IDLE_PROBE_S", 0.01)
+    site = make_site("http")
+    session = open_session(site.endpoint())
+    await call(session, "echo", text="one")
+    await asyncio.to_thread(site.http.restart)
+    assert await call(session, "echo", text="two") == "two"
+    assert site.calls("echo") == 2
+    assert session.connects == 2
 
 
 async def test_P02_a_stdio_server_killed_while_idle_is_replaced_without_an_error(

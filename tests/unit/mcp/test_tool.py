@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from phronomy_ray.actors.mcp_client import GatewayAccess
+from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.tool import ExecutionMode, OnError, Replay, ToolOrigin
 from phronomy_ray.errors import ConfigurationError, ToolError
 from phronomy_ray.mcp import McpServer, McpTool, RemoteTool, access, mcp_tools
+from phronomy_ray.mcp.hub import McpHub
 from phronomy_ray.mcp.listing import Listing
+from phronomy_ray.mcp.session import McpSession
 from phronomy_ray.mcp.tool import tool_name
 from phronomy_ray.tool_calls import ToolContext
+from phronomy_ray.worker_inputs import check_worker_input
 
 CONTEXT = ToolContext("a1", "ex1", "tc1", "key1", 1, timeout_s=5.0)
 
@@ -105,6 +110,14 @@ def test_a_schema_that_is_none_is_an_error_that_names_server_and_tool(schema: di
 def test_a_schema_without_a_type_is_one_of_an_object() -> None:
     tool = McpTool(server(), remote(schema={"properties": {"path": {"type": "string"}}}))
     assert tool.spec.parameters.decode('{"path": "a"}') == {"path": "a"}
+
+
+def test_declarations_are_values_and_sessions_are_not() -> None:
+    clerk = type("Clerk", (Agent,), {"model": "m/m", "tools": [server(), McpTool(server(), remote())]})
+    check_worker_input(clerk, where="the agent class")
+    for live in (McpSession(server().endpoint), McpHub(), GatewayAccess(namespace="x")):
+        with pytest.raises(ConfigurationError, match=type(live).__name__):
+            check_worker_input({"x": [live]}, where="an argument")
 
 
 async def test_a_call_carries_the_hash_of_what_was_shown_and_the_idempotency_key(way: Way) -> None:
