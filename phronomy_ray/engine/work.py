@@ -56,6 +56,10 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: Tool outcomes that arrive within this time share a commit, in seconds.
 GROUP_COMMIT_S = 0.004
+#: The same for each call that is waited for, up to a limit: the outcomes of a large batch take longer to arrive, and a
+#: commit of some of them holds up the one that lets the turn go on.
+GROUP_COMMIT_PER_CALL_S = 0.000_1
+MAX_GROUP_COMMIT_S = 0.024
 #: Outcomes that say what a body did, whoever owns the agent by now.
 _KNOWN = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT})
 
@@ -299,7 +303,9 @@ class EngineWork(WorkerInputRestricted):
 
     def _flush_soon(self) -> None:
         """Commit what has arrived within the group window; at once when nothing else can come."""
-        delay = 0.0 if len(self._outcomes) >= self._live() else GROUP_COMMIT_S
+        live = self._live()
+        window = min(GROUP_COMMIT_S + live * GROUP_COMMIT_PER_CALL_S, MAX_GROUP_COMMIT_S)
+        delay = 0.0 if len(self._outcomes) >= live else window
         if self._flush is not None:
             if delay:
                 return
