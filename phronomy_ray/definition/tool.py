@@ -44,6 +44,7 @@ from phronomy_ray.definition.tool_spec import (
     ApprovalFacts,
     ApprovalRule,
     ToolSpec,
+    check_custom,
     compile_spec,
     options_of,
     parameter_names,
@@ -197,6 +198,8 @@ class Tool:
         options = {**options_of(spec), **changes}
         hidden = parameter_names(options["redact_params"], spec.name)
         options["redact_params"] = tuple(dict.fromkeys((*spec.redact_params, *hidden)))
+        if type(self).call_async is not Tool.call_async:
+            check_custom(options, spec.name)
         changed = copy.copy(self)
         changed._spec = _compile(self._callable(), options, fallback_name=spec.name)
         return changed
@@ -293,12 +296,8 @@ def _compile_class(cls: type[Tool]) -> ToolSpec:
         options["description"] = inspect.cleandoc(next(filter(None, documented), ""))
     fallback = derive_tool_name(snake_case(cls.__name__).removesuffix("_tool"))
     if cls.call_async is not Tool.call_async:
-        mode = options["execution_mode"] = options["execution_mode"] or ExecutionMode.COOPERATIVE
-        if mode in (ExecutionMode.CPU_BOUND, ExecutionMode.EXTERNAL_PROCESS):
-            raise ConfigurationError(
-                f"tool {options['name'] or fallback!r}: call_async needs execution_mode 'cooperative' or 'blocking_io', not "
-                f"{str(mode)!r}, whose process ends with the result"
-            )
+        options["execution_mode"] = options["execution_mode"] or ExecutionMode.COOPERATIVE
+        check_custom(options, options["name"] or fallback)
         if cls.execute is Tool.execute:
             return _compile(_takes_all, options, fallback_name=fallback)
     is_plain = isinstance(inspect.getattr_static(cls, "execute"), staticmethod | classmethod)

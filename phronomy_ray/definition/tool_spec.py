@@ -218,6 +218,21 @@ def _did_you_mean(name: str, cutoff: float) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def check_custom(options: Mapping[str, Any], tool_name: Any) -> None:
+    """Raise `ConfigurationError` for a tool with its own ``call_async`` whose process would end with the result."""
+    mode = options["execution_mode"]
+    if mode in (ExecutionMode.CPU_BOUND, ExecutionMode.EXTERNAL_PROCESS):
+        raise ConfigurationError(
+            f"tool {tool_name!r}: call_async needs execution_mode 'cooperative' or 'blocking_io', not {str(mode)!r}, "
+            "whose process ends with the result"
+        )
+    if options["ray_options"] is not None:
+        raise ConfigurationError(
+            f"tool {tool_name!r}: ray_options give a call a process of its own, which ends with the result; call_async "
+            "needs one that stays"
+        )
+
+
 def _check(spec: ToolSpec) -> None:
     def check(name: str, valid: bool, expected: str) -> None:
         if not valid:

@@ -198,6 +198,10 @@ def test_a_tool_of_its_own_needs_its_parameters() -> None:
 def test_work_cannot_outlive_a_process_that_ends_with_the_result(mode: str) -> None:
     with pytest.raises(ConfigurationError, match="'custom': call_async needs execution_mode"):
         type("Custom", (Custom,), {"execution_mode": mode})
+    with pytest.raises(ConfigurationError, match="'custom': call_async needs execution_mode"):
+        Custom().with_options(execution_mode=mode)
+    with pytest.raises(ConfigurationError, match="'custom': ray_options give a call a process"):
+        type("Custom", (Custom,), {"execution_mode": "blocking_io", "ray_options": {"num_cpus": 1}})
 
 
 @both
