@@ -14,24 +14,21 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from ray.exceptions import RayError
+
 from phronomy_ray.actors.pool_core import PoolCore, Subscription
 from phronomy_ray.actors.pool_fleet import NODES_EVERY_S, RayFleet
-from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY
+from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name
 from phronomy_ray.actors.ray_metrics import PoolGauges
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
-from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
+from phronomy_ray.tools.pool_wire import News, PoolBatch, StartedCalls, WorkerSetup
 
 #: How often time is looked at, in seconds, while calls are here and while none are.
 TICK_S = 0.1
 IDLE_TICK_S = 1.0
 #: How often Ray's metrics are told, in seconds.
 REPORT_EVERY_S = 2.0
-
-
-def pool_actor_name(pool: str) -> str:
-    """Ray name of a pool's actor."""
-    return f"pool:{pool}"
 
 
 def pool_options(pool: str, namespace: str) -> dict[str, Any]:
@@ -108,6 +105,14 @@ class PoolActor:
         await self._up
         self._core.prepare(setup)
 
+    async def task_began(self, started: StartedCalls) -> None:
+        """A task's body begins (said by the task)."""
+        self._core.on_news([started])
+
+    async def task_ends(self, key: CallKey, reason: str, code: str) -> None:
+        """A task is about to end itself, and why (said by the task)."""
+        self._fleet.task_ends(key, reason, code)
+
     async def metrics(self) -> dict[str, Any]:
         """Plain JSON; see the guide to pools."""
         return {**self._core.metrics(), "pid": os.getpid(), "incarnation": self._incarnation}
@@ -120,7 +125,9 @@ class PoolActor:
             await asyncio.sleep(IDLE_TICK_S if self._core.is_idle else TICK_S)
             self._core.tick()
             if time.monotonic() - looked >= NODES_EVERY_S:
-                with contextlib.suppress(OSError, RuntimeError):  # the control service is away; asked again
+                with contextlib.suppress(
+                    RayError, OSError, RuntimeError
+                ):  # the control service is away; asked again
                     await self._fleet.look_at_nodes()
                 looked = time.monotonic()
             if time.monotonic() - reported >= REPORT_EVERY_S:

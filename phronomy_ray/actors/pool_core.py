@@ -36,6 +36,9 @@ from phronomy_ray.tools.pool_wire import (
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: Starts of worker processes that may fail before a call that waits for one fails.
 MAX_FAILED_STARTS = 3
+#: Least time between two lists of news of one batch for each call that is still open, and at most, in seconds.
+LISTS_PER_CALL_S = 0.003
+LISTS_EVERY_S = 0.2
 #: Agents whose newest owner is remembered.
 MAX_KNOWN_OWNERS = 10_000
 
@@ -107,13 +110,28 @@ class Subscription:
             self._ready.set()
 
     async def groups(self) -> AsyncIterator[list[News]]:
-        """All news, in order."""
+        """All news, in order. While calls are open, lists keep a distance that grows with their number: each list costs its
+        reader a commit. The end of the last call waits for nothing.
+        """
+        loop = asyncio.get_running_loop()
+        told_at = -LISTS_EVERY_S
         while self.open or self._news:
             await self._ready.wait()
+            while self.open and (rest_s := told_at + self._distance_s() - loop.time()) > 0:
+                self._ready.clear()
+                try:
+                    async with asyncio.timeout(rest_s):
+                        await self._ready.wait()
+                except TimeoutError:
+                    break
             self._ready.clear()
+            told_at = loop.time()
             news, self._news = self._news, []
             if news:
                 yield news
+
+    def _distance_s(self) -> float:
+        return min(LISTS_EVERY_S, LISTS_PER_CALL_S * len(self.open))
 
 
 class _State(enum.Enum):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import pickle
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import ray
 from ray._raylet import PlacementGroupID
 from ray.exceptions import RayError
+from ray.util import list_named_actors
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -25,8 +28,8 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phronomy_ray.actors.pool_core import PoolCore
-from phronomy_ray.actors.ray_calls import runtime_env_text
-from phronomy_ray.actors.tool_worker import WORKER_CONCURRENCY, ToolWorker, run_task
+from phronomy_ray.actors.ray_calls import find_actor, pool_actor_name, runtime_env_text
+from phronomy_ray.actors.tool_worker import WORKER_CONCURRENCY, TaskHeader, ToolWorker, run_task
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_wire import OUT_OF_MEMORY, PoolBatch, PoolCall, WorkerEnds, WorkerSetup
@@ -38,8 +41,13 @@ SHARE_BYTES = 1024 * 1024
 NODES_EVERY_S = 5.0
 #: How long a worker may take to come up, in seconds.
 START_TIMEOUT_S = 60.0
+#: How long a start that failed is waited after, in seconds.
+START_RETRY_S = 0.5
+#: How long workers of a former life are waited for, in seconds.
+CLEAN_UP_TIMEOUT_S = 15.0
 #: Tasks that may be handed to Ray per CPU: one runs, the others save the way back and forth in between.
 TASKS_PER_CPU = 3
+MAX_HEADERS = 1_000
 MIN_TASKS = 4
 
 
@@ -47,7 +55,9 @@ class RayFleet:
     """See `pool_core.Fleet`."""
 
     def __init__(self, pool: str, config: PoolConfig, namespace: str) -> None:
+        self._namespace = namespace
         self._prefix = f"phronomy:{namespace}:{pool}:"
+        self._worker_prefix = f"pool-worker:{pool}:"
         self._config = config
         self._core: PoolCore | None = None
         self._nodes: list[str] = []
@@ -55,6 +65,12 @@ class RayFleet:
         self._workers: dict[str, Any] = {}
         self._slots: dict[str, int] = {}
         self._tasks: dict[CallKey, Any] = {}
+        #: Why a task is about to end itself.
+        self._last_words: dict[CallKey, tuple[str, str]] = {}
+        #: The task's function with its options, and what the tasks of an agent have in common: both are costly to make.
+        self._functions: dict[str, Any] = {}
+        self._headers: dict[tuple[str, WorkerSetup], bytes] = {}
+        self._actor_name = pool_actor_name(pool)
         self._ended: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._own_env = runtime_env_text()
@@ -72,9 +88,28 @@ class RayFleet:
     # --- the cluster -------------------------------------------------------------------------------------------
 
     async def clean_up(self) -> None:
-        """End what a former life of this pool has left; returns when its placement groups are gone."""
+        """End what a former life of this pool has left; returns when its workers are gone, as far as Ray knows."""
         await self.look_at_nodes()
         await asyncio.to_thread(self._remove_groups)
+        deadline = time.monotonic() + CLEAN_UP_TIMEOUT_S
+        while left := await asyncio.to_thread(self._kill_workers):
+            if time.monotonic() > deadline:
+                _LOG.warning("pool: %d workers of a former life do not end", left)
+                return
+            await asyncio.sleep(0.02)
+
+    def _kill_workers(self) -> int:
+        """Kill workers that this life has not started; how many there were."""
+        names = [
+            entry["name"]
+            for entry in list_named_actors(all_namespaces=True)
+            if entry["namespace"] == self._namespace and entry["name"].startswith(self._worker_prefix)
+        ]
+        for name in names:
+            worker = find_actor(name, self._namespace)
+            if worker is not None:
+                ray.kill(worker, no_restart=True)
+        return len(names)
 
     def _remove_groups(self) -> None:
         for group_id, entry in placement_group_table().items():
@@ -149,12 +184,14 @@ class RayFleet:
         """The life of one worker, from its start to its death."""
         reason, code, group = "the worker process was ended", "worker_died", None
         ends: tuple[str, str] | None = None
+        was_ready = False
         try:
             group, worker = await asyncio.to_thread(self._create, worker_id, setup, node)
             self._workers[worker_id] = worker
             news = worker.news.options(num_returns="streaming").remote()
             async with asyncio.timeout(START_TIMEOUT_S):
                 await (await anext(news))
+            was_ready = True
             if worker_id in self._ended:
                 ray.kill(worker, no_restart=True)
             else:
@@ -170,15 +207,18 @@ class RayFleet:
                 self.core.on_news(item for item in items if item is not last)
         except (RayError, ValueError, TimeoutError, StopAsyncIteration) as error:
             reason, code = ends or cause_of_death(error)
+        worker = self._workers.pop(worker_id, None)
+        self._ended.discard(worker_id)
+        if worker is not None:
+            ray.kill(worker, no_restart=True)
+        if not was_ready:
+            await asyncio.sleep(START_RETRY_S)
+        try:
+            self.core.on_gone(worker_id, reason, code=code)
         finally:
-            worker = self._workers.pop(worker_id, None)
-            self._ended.discard(worker_id)
-            if worker is not None:
-                ray.kill(worker, no_restart=True)
             if group is not None:
                 await asyncio.to_thread(remove_placement_group, group)
             self._slots.pop(worker_id, None)
-        self.core.on_gone(worker_id, reason, code=code)
 
     def _create(self, worker_id: str, setup: WorkerSetup, node: str) -> tuple[PlacementGroup, Any]:
         selector = [{"ray.io/node-id": node}] if node else None
@@ -189,6 +229,8 @@ class RayFleet:
             bundle_label_selector=selector,
         )
         options: dict[str, Any] = {
+            "name": f"{self._worker_prefix}{worker_id}",
+            "namespace": self._namespace,
             "num_cpus": 0,
             "memory": SHARE_BYTES,
             "max_restarts": 0,
@@ -212,25 +254,47 @@ class RayFleet:
     def run_task(self, batch: PoolBatch, call: PoolCall) -> None:
         """See `pool_core.Fleet`."""
         options = {**(call.task_options or {}), **self._environment(batch.setup)}
-        generator = run_task.options(num_returns="streaming", **options).remote(
-            batch.setup, batch.source_key, batch.source, call.payload, self._config.worker_memory_bytes
-        )
-        self._tasks[call.key] = generator
-        self._spawn(self._follow(call.key, generator))
+        shape = json.dumps(options, sort_keys=True, default=str)
+        function = self._functions.get(shape)
+        if function is None:
+            function = self._functions[shape] = run_task.options(**options)
+        reference = function.remote(self._header(batch), call.payload)
+        self._tasks[call.key] = reference
+        self._spawn(self._follow(call.key, reference))
+
+    def _header(self, batch: PoolBatch) -> bytes:
+        key = (batch.source_key, batch.setup)
+        header = self._headers.get(key)
+        if header is None:
+            if len(self._headers) >= MAX_HEADERS:
+                self._headers.clear()
+            common = TaskHeader(
+                batch.setup,
+                batch.source_key,
+                batch.source,
+                self._config.worker_memory_bytes,
+                (self._actor_name, self._namespace),
+            )
+            header = self._headers[key] = pickle.dumps(common, pickle.HIGHEST_PROTOCOL)
+        return header
+
+    def task_ends(self, key: CallKey, reason: str, code: str) -> None:
+        """A task says that it is about to end itself."""
+        self._last_words[key] = (f"the process that ran the tool was ended for its memory: {reason}", code)
 
     def end_task(self, key: CallKey) -> None:
         """See `pool_core.Fleet`."""
-        generator = self._tasks.get(key)
-        if generator is not None:
-            ray.cancel(generator, force=True)
+        reference = self._tasks.get(key)
+        if reference is not None:
+            ray.cancel(reference, force=True)
 
-    async def _follow(self, key: CallKey, generator: Any) -> None:
+    async def _follow(self, key: CallKey, reference: Any) -> None:
         reason, code = "the process ended without an outcome for this call", "worker_died"
         try:
-            async for reference in generator:
-                self.core.on_news(await reference)
+            self.core.on_news([await reference])
         except RayError as error:
             reason, code = cause_of_death(error)
+        reason, code = self._last_words.pop(key, (reason, code))
         self._tasks.pop(key, None)
         self.core.on_task_over(key, reason, code=code)
 

@@ -28,6 +28,11 @@ def agent_name(agent_id: str) -> str:
     return f"agent:{agent_id}"
 
 
+def pool_actor_name(pool: str) -> str:
+    """Ray name of a pool's actor."""
+    return f"pool:{pool}"
+
+
 def find_actor(name: str, namespace: str) -> ActorHandle[Any] | None:
     """The live actor of that name, or ``None``; it may be dying."""
     try:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import ray
+from ray.exceptions import RayError
 
 from phronomy_ray.actors.memory_watch import MemoryWatch
-from phronomy_ray.actors.ray_calls import node_id
+from phronomy_ray.actors.ray_calls import find_actor, node_id
 from phronomy_ray.definition.source import DefinitionSource
-from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome
+from phronomy_ray.tool_calls import CallKey, ToolInvocation
 from phronomy_ray.tools.envelope import run_sync, timestamp
-from phronomy_ray.tools.pool_wire import OUT_OF_MEMORY, News, StartedCalls, WorkerSetup, item_of, unknown
+from phronomy_ray.tools.pool_wire import OUT_OF_MEMORY, News, PoolItem, StartedCalls, WorkerSetup, item_of
 from phronomy_ray.tools.resolve import resolve_tool
 from phronomy_ray.tools.worker_calls import WorkerCalls, unavailable
 
@@ -29,7 +30,8 @@ WORKER_CONCURRENCY = 16
 
 #: How long the last news of a process may take to leave it, in seconds.
 LAST_WORDS_S = 0.1
-_KILLED = "the process that ran the tool was ended for its memory: {}"
+#: How long a task that ends itself waits for the pool to hear of it, in seconds.
+LAST_CALL_S = 2.0
 
 #: Sources that this process has read, by key.
 _SOURCES: dict[str, DefinitionSource] = {}
@@ -76,37 +78,71 @@ class ToolWorker:
         """Sign of life."""
 
 
+class TaskHeader(NamedTuple):
+    """What the tasks of one agent have in common."""
+
+    setup: WorkerSetup
+    source_key: str
+    source: bytes
+    memory_bytes: int | None
+    #: Name and namespace of the pool's actor.
+    pool: tuple[str, str]
+
+
 @ray.remote(max_retries=0, retry_exceptions=False)
-def run_task(
-    setup: WorkerSetup, source_key: str, source: bytes, payload: bytes, memory_bytes: int | None
-) -> Iterator[list[News]]:
-    """One call in a process of its own: a note that it has begun, then its outcome."""
-    use_path(setup)
+def run_task(header: bytes, payload: bytes) -> PoolItem:
+    """One call in a process of its own; the pool is told when it begins, since its clock starts then."""
+    common: TaskHeader = pickle.loads(header)  # noqa: S301 - written by the pool
+    use_path(common.setup)
     invocation, node = _invocation(payload), node_id()
     try:
-        bound = resolve_tool(_source(source_key, source), invocation)
+        bound = resolve_tool(_source(common.source_key, common.source), invocation)
     except Exception as error:  # noqa: BLE001 - as above
-        yield [item_of(unavailable(invocation, error, node))]
-        return
-    started = timestamp()
-    yield [StartedCalls((invocation.key,), node, os.getpid(), started)]
-    ready: queue.SimpleQueue[ToolOutcome] = queue.SimpleQueue()
+        return item_of(unavailable(invocation, error, node))
+    pool = _pool(*common.pool)
+    if pool is not None:
+        pool.task_began.remote(StartedCalls((invocation.key,), node, os.getpid(), timestamp()))
+    _TASKS.begin(invocation.key, pool, common.memory_bytes)
+    try:
+        return item_of(run_sync(bound, invocation, is_cancelled=lambda: False, node=node))
+    finally:
+        _TASKS.end()
 
-    def run_out(reason: str) -> None:
-        ready.put(
-            unknown(invocation.key, _KILLED.format(reason), code=OUT_OF_MEMORY, node=node, started=started)
-        )
 
-    def work() -> None:
-        ready.put(run_sync(bound, invocation, is_cancelled=lambda: False, node=node))
+class _Tasks:
+    """The task that this process runs, and a watch on its memory."""
 
-    MemoryWatch(run_out, limit_bytes=memory_bytes).start()
-    threading.Thread(target=work, name="phronomy-tool", daemon=True).start()
-    outcome = ready.get()
-    yield [item_of(outcome)]
-    if outcome.error is not None and outcome.error.code == OUT_OF_MEMORY:
-        time.sleep(LAST_WORDS_S)
+    def __init__(self) -> None:
+        self._running: tuple[CallKey, Any] | None = None
+        self._watch: MemoryWatch | None = None
+
+    def begin(self, key: CallKey, pool: Any, memory_bytes: int | None) -> None:
+        self._running = (key, pool)
+        if self._watch is None:
+            self._watch = MemoryWatch(
+                self._run_out, limit_bytes=memory_bytes, is_needed=lambda: self._running is not None
+            )
+            self._watch.start()
+
+    def end(self) -> None:
+        self._running = None
+
+    def _run_out(self, reason: str) -> None:
+        key, pool = self._running or (None, None)
+        if pool is not None:
+            try:
+                ray.get(pool.task_ends.remote(key, reason, OUT_OF_MEMORY), timeout=LAST_CALL_S)
+            except (RayError, TimeoutError):
+                _LOG.warning("the pool could not be told of the end of this process: %s", reason)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+_TASKS = _Tasks()
+
+
+@cache
+def _pool(name: str, namespace: str) -> Any:
+    return find_actor(name, namespace)
 
 
 def use_path(setup: WorkerSetup) -> None:
