@@ -22,7 +22,7 @@ from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name
 from phronomy_ray.actors.ray_metrics import PoolGauges
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
-from phronomy_ray.tools.pool_wire import News, PoolBatch, StartedCalls, WorkerSetup
+from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
 
 #: How often time is looked at, in seconds, while calls are here and while none are.
 TICK_S = 0.1
@@ -105,9 +105,9 @@ class PoolActor:
         await self._up
         self._core.prepare(setup)
 
-    async def task_began(self, started: StartedCalls) -> None:
-        """A task's body begins (said by the task)."""
-        self._core.on_news([started])
+    async def task_news(self, news: Sequence[News]) -> None:
+        """A task's body begins, or tells of its progress (said by the task)."""
+        self._core.on_news(news)
 
     async def task_ends(self, key: CallKey, reason: str, code: str) -> None:
         """A task is about to end itself, and why (said by the task)."""

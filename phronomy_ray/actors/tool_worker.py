@@ -20,7 +20,15 @@ from phronomy_ray.actors.ray_calls import find_actor, node_id
 from phronomy_ray.definition.source import DefinitionSource
 from phronomy_ray.tool_calls import CallKey, ToolInvocation
 from phronomy_ray.tools.envelope import run_sync, timestamp
-from phronomy_ray.tools.pool_wire import OUT_OF_MEMORY, News, PoolItem, StartedCalls, WorkerSetup, item_of
+from phronomy_ray.tools.pool_wire import (
+    OUT_OF_MEMORY,
+    News,
+    PoolItem,
+    StartedCalls,
+    WorkerSetup,
+    item_of,
+    progress_item,
+)
 from phronomy_ray.tools.resolve import resolve_tool
 from phronomy_ray.tools.worker_calls import WorkerCalls, unavailable
 
@@ -100,11 +108,23 @@ def run_task(header: bytes, payload: bytes) -> PoolItem:
     except Exception as error:  # noqa: BLE001 - as above
         return item_of(unavailable(invocation, error, node))
     pool = _pool(*common.pool)
-    if pool is not None:
-        pool.task_began.remote(StartedCalls((invocation.key,), node, os.getpid(), timestamp()))
+
+    def tell(news: News) -> None:
+        if pool is not None:
+            pool.task_news.remote([news])
+
+    tell(StartedCalls((invocation.key,), node, os.getpid(), timestamp()))
     _TASKS.begin(invocation.key, pool, common.memory_bytes)
     try:
-        return item_of(run_sync(bound, invocation, is_cancelled=lambda: False, node=node))
+        return item_of(
+            run_sync(
+                bound,
+                invocation,
+                is_cancelled=lambda: False,  # it is killed
+                node=node,
+                on_progress=lambda value: tell(progress_item(invocation.key, value)),
+            )
+        )
     finally:
         _TASKS.end()
 

@@ -194,6 +194,39 @@ def test_the_death_of_the_pool_s_node_loses_what_ran_in_it(
         bench.session.add_worker()
 
 
+@pytest.mark.usefixtures("connected")
+def test_a_node_that_joins_is_used_and_one_that_is_lost_is_forgotten(
+    bench: Bench, new_id: Callable[[str], str]
+) -> None:
+    cluster = bench.session.cluster
+    agent = bench.runtime(placement=Dedicated(resources=HEAD)).create(Swimmer, new_id("swimmer"))
+    assert agent.invoke(turn([("note", {"text": "warm"})]), timeout=PATIENCE_S).output == "done"
+    pool = ray.get_actor("pool:default", namespace="phronomy")
+
+    def bound() -> int:
+        return int(ray.get(pool.metrics.remote(), timeout=PATIENCE_S)["max_workers"])
+
+    before = bound()
+    joined = cluster.node(bench.session.add_worker())
+    effects.until(lambda: bound() > before, "the pool to see the new node")
+    gates = [new_id("gate") for _ in range(bound() - 1)]
+    handle = agent.start(turn([("hold_never", {"gate": gate}) for gate in gates]))
+    until_recorded(agent.agent_id, "hold_never", len(gates))
+    there = {item["gate"] for item in recorded(agent.agent_id, "hold_never") if item["pid"] in joined.pids()}
+    assert there, "no call ran on the node that joined"
+    cluster.kill_node(joined.node_id)
+    for gate in gates:
+        effects.open_gate(gate)
+    result = handle.wait("suspended", PATIENCE_S)
+    assert len(result.unresolved) == len(there)
+    for call in result.unresolved:
+        agent.resolve(handle.execution_id, call.tool_call_id, "succeeded", result="somebody looked")
+    assert handle.result(PATIENCE_S).output == "done"
+    effects.until(lambda: bound() == before, "the pool to forget the lost node")
+    again = agent.invoke(turn([("wire", {"amount": n}) for n in range(before)]), timeout=PATIENCE_S)
+    assert again.output == "done"
+
+
 def end_pool() -> None:
     """End the session's pool for good, so that the next user starts another one."""
     try:
