@@ -56,10 +56,14 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: Tool outcomes that arrive within this time share a commit, in seconds.
 GROUP_COMMIT_S = 0.004
-#: The same for each call that is waited for, up to a limit: the outcomes of a large batch take longer to arrive, and a
-#: commit of some of them holds up the one that lets the turn go on.
+#: The same for each call that is waited for: the outcomes of a large batch take longer to arrive, and a commit of some of
+#: them holds up the one that lets the turn go on.
 GROUP_COMMIT_PER_CALL_S = 0.000_1
-MAX_GROUP_COMMIT_S = 0.024
+#: How many times as long as the last commit took the next one is held back: where bodies use every core, commits of
+#: single outcomes would take a part of them.
+GROUP_COMMIT_PACE = 4
+#: Longest that an outcome waits for its commit, while no commit runs.
+MAX_GROUP_COMMIT_S = 0.05
 #: Outcomes that say what a body did, whoever owns the agent by now.
 _KNOWN = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT})
 
@@ -107,6 +111,8 @@ class EngineWork(WorkerInputRestricted):
         self._flush: asyncio.TimerHandle | None = None
         #: Whether outcomes are being committed: what arrives meanwhile goes together in the next commit.
         self._flushing = False
+        #: How long the last commit of outcomes took, in seconds.
+        self._flush_s = 0.0
         #: A committed batch and how many of its calls are live: counted once per commit, not once per outcome.
         self._counted: tuple[tuple[ToolCall, ...], int] = ((), 0)
         #: Dispatches since the last `reset` whose outcome is not committed: nobody has to be asked after them.
@@ -304,8 +310,8 @@ class EngineWork(WorkerInputRestricted):
     def _flush_soon(self) -> None:
         """Commit what has arrived within the group window; at once when nothing else can come."""
         live = self._live()
-        window = min(GROUP_COMMIT_S + live * GROUP_COMMIT_PER_CALL_S, MAX_GROUP_COMMIT_S)
-        delay = 0.0 if len(self._outcomes) >= live else window
+        window = max(GROUP_COMMIT_S + live * GROUP_COMMIT_PER_CALL_S, GROUP_COMMIT_PACE * self._flush_s)
+        delay = 0.0 if len(self._outcomes) >= live else min(window, MAX_GROUP_COMMIT_S)
         if self._flush is not None:
             if delay:
                 return
@@ -329,10 +335,12 @@ class EngineWork(WorkerInputRestricted):
         if not outcomes:
             return
         self._flushing = True
+        begun = monotonic()
         try:
             taken = await self._hooks.feed(ToolOutcomes(outcomes))
         finally:
             self._flushing = False
+            self._flush_s = monotonic() - begun
         if taken:
             self.forget(outcomes)
             self._tools.acknowledge([outcome.key for outcome in outcomes])
