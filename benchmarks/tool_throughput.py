@@ -76,7 +76,7 @@ def main() -> int:
             bench.skeleton(turns=10 if options.quick else 60)
     _ratios(report, cells)
     report.notes.append(
-        f"a burn50 body is {bench.rounds_of_burn} rounds, which took 50 ms on this machine when it was idle"
+        f"a burn50 body is {bench.rounds_of_burn} rounds of arithmetic, calibrated to 50 ms when the run began"
     )
     report.print()
     return 0
