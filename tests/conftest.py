@@ -34,7 +34,6 @@ ON_RAY = (
     "cli/test_on_ray.py",
     "cli/test_demo_parts.py",
     "contract/test_cluster_yaml.py",
-    "mcp",
 )
 
 

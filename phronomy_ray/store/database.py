@@ -93,7 +93,7 @@ class SqlDatabase:
         self._marked = check_markers(connection, self._opener())
 
     def _opener(self) -> Opener:
-        return Opener(self._location, self._host_id or local_host_id(), self._codec.fingerprint)
+        return Opener(self._location, self._host_id or local_host_id(), self._codec.fingerprints)
 
 
 __all__ = ["SqlDatabase"]

@@ -55,7 +55,8 @@ class Opener:
 
     location: Location
     host_id: str
-    key_fingerprint: str
+    #: Of its content keys, the writing one first; ``plain`` for none.
+    key_fingerprints: tuple[str, ...]
 
 
 def read_version(connection: Connection) -> str | None:
@@ -108,7 +109,7 @@ def check_markers(connection: Connection, opener: Opener) -> bool:
             details={"host_id": host, "opener": opener.host_id},
         )
     key = markers.get(_CONTENT_KEY)
-    if key is not None and key != opener.key_fingerprint:
+    if key is not None and key not in opener.key_fingerprints:
         raise ContentIntegrityError(_key_mismatch(key, opener), details={"store": opener.location.identity})
     return set(_expected_markers(opener)) <= set(markers)
 
@@ -121,7 +122,7 @@ def write_markers(connection: Connection, opener: Opener) -> None:
 
 
 def _expected_markers(opener: Opener) -> dict[str, str]:
-    markers = {_STORE_ID: uuid.uuid4().hex, _CONTENT_KEY: opener.key_fingerprint}
+    markers = {_STORE_ID: uuid.uuid4().hex, _CONTENT_KEY: opener.key_fingerprints[0]}
     if opener.location.backend == "sqlite":
         markers[_HOST_ID] = opener.host_id
     return markers
@@ -130,7 +131,7 @@ def _expected_markers(opener: Opener) -> dict[str, str]:
 def _key_mismatch(stored: str, opener: Opener) -> str:
     if stored == "plain":
         return f"the contents of {opener.location.identity} are plain text: open it without a content key"
-    if opener.key_fingerprint == "plain":
+    if opener.key_fingerprints == ("plain",):
         return (
             f"the contents of {opener.location.identity} are encrypted: "
             f"give the key as content_key or {ENV_CONTENT_KEY}"

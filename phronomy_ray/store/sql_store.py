@@ -238,13 +238,13 @@ class SqlStore(SqlRules, WorkerInputRestricted):
 
     def read_content(self, content_hash: str) -> str:
         """As `Store.read_content`."""
-        content_id = self._codec.content_id(content_hash)
+        ids = self._codec.content_ids(content_hash)
 
         def work(connection: Connection) -> str:
-            body = connection.execute(statements.CONTENT, {"the_content_id": content_id}).scalar_one_or_none()
-            if body is None:
+            row = connection.execute(statements.CONTENTS, {"content_ids": list(ids)}).first()
+            if row is None:
                 raise NotFoundError(f"no content {content_hash}", details={"content_hash": content_hash})
-            return self._codec.unseal_body(content_id, body)
+            return self._codec.unseal_body(row.content_id, row.body)
 
         return self._read(work)
 
@@ -365,7 +365,7 @@ def open_store(
 
     Args:
         url: a relative SQLite path is made absolute now.
-        content_key: Fernet key for the contents; default is the environment's ``PHRONOMY_CONTENT_KEY``, else plain text.
+        content_key: key ring for the contents (`store.content_keys`); default is the environment's ``PHRONOMY_CONTENT_KEY``, else plain text.
         application_name: shown by the database server.
         create: give an empty database its schema now (`SqlStore.ensure_schema`); otherwise nothing is connected yet.
         options: pool size and time limits.

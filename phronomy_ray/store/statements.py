@@ -284,8 +284,6 @@ JOURNAL_OF_EXECUTION = (
     .order_by(journal.c.agent_id, journal.c.position)
 )
 
-CONTENT = select(contents.c.body).where(_is(contents.c.content_id, "the", "content_id"))
-
 CONTENTS = select(contents.c.content_id, contents.c.body).where(
     contents.c.content_id.in_(bindparam("content_ids", expanding=True))
 )

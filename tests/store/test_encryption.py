@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cryptography.fernet import Fernet
 
 from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.commits import ExecutionUpdate
 from phronomy_ray.errors import ConfigurationError, ContentIntegrityError, NotFoundError
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.store.content_codec import ContentCodec
+from phronomy_ray.store.content_keys import generate_content_key, parse_content_keys
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_samples import Owner, owned
 
-KEY = Fernet.generate_key().decode()
-OTHER_KEY = Fernet.generate_key().decode()
+KEY = generate_content_key()
+OTHER_KEY = generate_content_key()
 CANARY = "CANARY-7f3a"
 
 
@@ -117,6 +117,24 @@ def test_wrong_or_missing_key_is_refused_at_once(database: Any, reading: str | N
     assert owner.claim().root.epoch == 2, "the refused claim took nothing"
 
 
+def test_a_key_is_rotated_without_a_stop(database: Any) -> None:
+    """The new key writes, the old one still reads; a process that was not told of the new one cannot misread."""
+    old, new = f"2026:{KEY}", f"2027:{OTHER_KEY}"
+    text = "x" * 5000
+    owner = owned(database.open(content_key=old), "alice", text)
+    owner.append("first", contents=((content_hash("named"), "named"),))
+    both = database.open(content_key=f"{new},{old}")
+    assert [record.content for record in both.read_journal("alice")][:2] == [text, "first"]
+    assert both.read_content(content_hash("named")) == "named"
+    owned(both, "bob", text).append("second", contents=((content_hash("late"), "late"),))
+    assert both.read_content(content_hash("late")) == "late"
+    assert [record.content for record in both.read_journal("bob")] == [text, "second"]
+    with pytest.raises(ContentIntegrityError, match="'2027', which is not among"):
+        database.open(content_key=old).read_journal("bob")
+    with pytest.raises(ContentIntegrityError, match="another key"):
+        database.open(content_key=new).read_journal("bob")
+
+
 def test_key_for_a_plain_store_is_refused(database: Any) -> None:
     owned(database.open())
     with pytest.raises(ContentIntegrityError, match="plain text"):
@@ -158,8 +176,10 @@ class TestContentCodec:
         codec, other, plain = ContentCodec(KEY), ContentCodec(OTHER_KEY), ContentCodec()
         sealed = codec.seal('"text"')
         assert codec.unseal(sealed) == '"text"'
-        with pytest.raises(ContentIntegrityError, match="not the one"):
+        with pytest.raises(ContentIntegrityError, match="not among the given"):
             other.unseal(sealed)
+        with pytest.raises(ContentIntegrityError, match="not the one"):
+            ContentCodec(f"{parse_content_keys(KEY)[0].key_id}:{OTHER_KEY}").unseal(sealed)
         with pytest.raises(ContentIntegrityError, match="no content key"):
             plain.unseal(sealed)
         with pytest.raises(ContentIntegrityError, match="plain text"):
@@ -180,10 +200,32 @@ class TestContentCodec:
             plain.unseal_body(codec.content_id(hash_), body)
 
     def test_fingerprint_tells_keys_apart_and_keeps_them_secret(self) -> None:
-        prints = {ContentCodec(key).fingerprint for key in (KEY, OTHER_KEY, None, KEY.encode())}
+        prints = {ContentCodec(key).fingerprints for key in (KEY, OTHER_KEY, None, KEY.encode(), f"a:{KEY}")}
         assert len(prints) == 3
-        assert all(KEY[:10] not in text for text in prints)
+        assert all(KEY[:10] not in text for found in prints for text in found)
 
-    def test_bad_key_is_a_configuration_error(self) -> None:
-        with pytest.raises(ConfigurationError, match="Fernet"):
-            ContentCodec("too short")
+    @pytest.mark.parametrize(
+        ("ring", "words"),
+        [
+            ("too short", "content key 1 is not 32 bytes"),
+            (f"{KEY},short", "content key 2 is not 32 bytes"),
+            (f"new:{KEY},new:{OTHER_KEY}", "two content keys have the id 'new'"),
+            (f"{KEY},{KEY}", "two content keys"),
+            (f"bad id:{KEY}", "'bad id' is not allowed"),
+            (f"{KEY},", "content key 2 is not 32 bytes"),
+        ],
+    )
+    def test_a_bad_ring_is_a_configuration_error_that_quotes_no_key(self, ring: str, words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            ContentCodec(ring)
+        assert KEY[:10] not in str(caught.value)
+
+    def test_the_same_text_is_sealed_differently_each_time(self) -> None:
+        codec = ContentCodec(KEY)
+        assert len({codec.seal('"text"') for _ in range(100)}) == 100
+
+    def test_a_sealed_value_cannot_be_moved_under_another_key_id(self) -> None:
+        """The id is authenticated: the same secret under another name does not open it."""
+        sealed = ContentCodec(f"a:{KEY}").seal('"text"')
+        with pytest.raises(ContentIntegrityError):
+            ContentCodec(f"b:{KEY}").unseal(sealed.replace("pc1.a.", "pc1.b."))

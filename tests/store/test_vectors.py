@@ -89,9 +89,9 @@ def test_its_name_shows_no_password() -> None:
 
 
 async def test_texts_and_metadata_are_encrypted_ids_are_not(vector_database: Any) -> None:
-    from cryptography.fernet import Fernet
+    from phronomy_ray.store.content_keys import generate_content_key
 
-    store = SqlVectorStore(vector_database.url, content_key=Fernet.generate_key())
+    store = SqlVectorStore(vector_database.url, content_key=generate_content_key())
     await store.add([DOCUMENT], [EAST])
     assert [hit.document for hit in await store.search(EAST)] == [DOCUMENT]
     again = pickle.loads(pickle.dumps(store))

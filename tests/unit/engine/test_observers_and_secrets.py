@@ -376,9 +376,9 @@ async def test_O01_a_tool_failure_that_quotes_a_hidden_argument_ends_the_executi
 
 
 async def test_O01_an_encrypted_store_holds_no_secret_in_any_file(lab: Any, tmp_path: Path) -> None:
-    from cryptography.fernet import Fernet
+    from phronomy_ray.store.content_keys import generate_content_key
 
-    key = Fernet.generate_key()
+    key = generate_content_key()
     directory = tmp_path / "encrypted"
     directory.mkdir()
     store = open_store(f"sqlite:///{directory}/agents.db", create=True, content_key=key)
