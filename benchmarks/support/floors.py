@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from support.batch_scripts import Work
@@ -35,7 +36,8 @@ def local_floors(work: Work, stack: ExitStack) -> dict[str, Call]:
     if work.tool == "trivial":
 
         async def gather() -> list[str]:
-            return await asyncio.gather(*(body(**arguments) for arguments in each))
+            found: list[str] = await asyncio.gather(*(body(**arguments) for arguments in each))
+            return found
 
         return {"asyncio_gather": lambda: _complete(asyncio.run(gather()), work)}
     width = min(work.calls, ACTOR_THREADS)
@@ -43,8 +45,9 @@ def local_floors(work: Work, stack: ExitStack) -> dict[str, Call]:
 
     async def in_threads() -> list[str]:
         loop = asyncio.get_running_loop()
-        jobs = (loop.run_in_executor(threads, lambda a=arguments: body(**a)) for arguments in each)
-        return await asyncio.gather(*jobs)
+        jobs = (loop.run_in_executor(threads, partial(body, **arguments)) for arguments in each)
+        found: list[str] = await asyncio.gather(*jobs)
+        return found
 
     return {"threads": lambda: _complete(asyncio.run(in_threads()), work)}
 
