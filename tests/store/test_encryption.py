@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,9 @@ from phronomy_ray.store.content_keys import generate_content_key, parse_content_
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_samples import Owner, owned
 
-KEY = generate_content_key()
-OTHER_KEY = generate_content_key()
+# The same in every process of a test run, since tests are named after them.
+KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
+OTHER_KEY = base64.urlsafe_b64encode(bytes(range(32, 64))).decode()
 CANARY = "CANARY-7f3a"
 
 
@@ -103,7 +105,9 @@ def test_canary_is_nowhere_in_the_database(database: Any, key: str | None) -> No
     assert reader.read_journal("alice")[0].content == CANARY
 
 
-@pytest.mark.parametrize(("reading", "words"), [(OTHER_KEY, "another key"), (None, "give the key")])
+@pytest.mark.parametrize(
+    ("reading", "words"), [(OTHER_KEY, "another key"), (None, "give the key")], ids=["another", "none"]
+)
 def test_wrong_or_missing_key_is_refused_at_once(database: Any, reading: str | None, words: str) -> None:
     owner = owned(database.open(content_key=KEY), "alice", "secret")
     stranger = database.open(content_key=reading)
@@ -214,11 +218,21 @@ class TestContentCodec:
             (f"bad id:{KEY}", "'bad id' is not allowed"),
             (f"{KEY},", "content key 2 is not 32 bytes"),
         ],
+        ids=["short", "second-short", "id-twice", "key-twice", "bad-id", "empty-second"],
     )
     def test_a_bad_ring_is_a_configuration_error_that_quotes_no_key(self, ring: str, words: str) -> None:
         with pytest.raises(ConfigurationError, match=words) as caught:
             ContentCodec(ring)
         assert KEY[:10] not in str(caught.value)
+
+    def test_a_generated_key_is_a_ring_of_its_own(self) -> None:
+        key, other = generate_content_key("2026"), generate_content_key()
+        assert [item.key_id for item in parse_content_keys(key)] == ["2026"]
+        codec = ContentCodec(key)
+        assert codec.unseal(codec.seal('"x"')) == '"x"'
+        assert len({key, other, generate_content_key()}) == 3
+        with pytest.raises(ConfigurationError, match="not allowed"):
+            generate_content_key("a:b")
 
     def test_the_same_text_is_sealed_differently_each_time(self) -> None:
         codec = ContentCodec(KEY)

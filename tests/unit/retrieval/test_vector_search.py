@@ -119,7 +119,7 @@ async def test_vectors_of_another_model_are_a_typed_failure(store: InMemoryVecto
         {"k": True},
         {"name": "not a name"},
     ],
-    ids=str,
+    ids=lambda given: "-".join(map(str, given)),
 )
 def test_a_wrong_argument_is_a_configuration_error(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
