@@ -37,10 +37,8 @@ ON_RAY = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        place = item.path.relative_to(here).as_posix()
-        if any(place == name or place.startswith(f"{name}/") for name in ON_RAY):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Here and not in `pytest_collection_modifyitems`, where xdist has read the groups already."""
+    place = item.path.relative_to(Path(__file__).parent).as_posix()
+    if any(place == name or place.startswith(f"{name}/") for name in ON_RAY):
+        item.add_marker(pytest.mark.xdist_group("ray"))
