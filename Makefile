@@ -12,8 +12,6 @@ STAMP := $(VENV)/.installed
 # Extra arguments: make test ARGS="tests/unit -k kernel"
 ARGS ?=
 DEMO_ARGS ?=
-# Test processes: one with everything on Ray, the others for the rest. 0 runs all in this one.
-WORKERS ?= 2
 
 # Neither Ray nor litellm reports home from our runs.
 export RAY_USAGE_STATS_ENABLED := 0
@@ -41,10 +39,10 @@ demo: setup  ## an agent works, is killed, comes back, waits for a human, finish
 	$(BIN)/phronomy demo $(DEMO_ARGS)
 
 test: setup  ## the test suite in its everyday size
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not full" $(ARGS)
+	$(BIN)/python tests/two_runs.py -m "not full" $(ARGS)
 
 test-full: setup  ## every test, field cases at their full size
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python tests/two_runs.py $(ARGS)
 
 lint: setup  ## ruff, formatting, types, layers
 	$(BIN)/ruff check .

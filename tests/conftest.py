@@ -6,9 +6,7 @@ Fixtures for Ray, stores and models belong to the folders that use them.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 # Before anything imports ray or litellm; inherited by every process that a test starts.
@@ -24,21 +22,3 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-#: What uses Ray, by folder or file: one process of the run has it all, with one cluster; the other takes the rest.
-ON_RAY = (
-    "actors",
-    "chaos",
-    "cluster",
-    "cli/test_on_ray.py",
-    "cli/test_demo_parts.py",
-    "contract/test_cluster_yaml.py",
-)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Here and not in `pytest_collection_modifyitems`, where xdist has read the groups already."""
-    place = item.path.relative_to(Path(__file__).parent).as_posix()
-    if any(place == name or place.startswith(f"{name}/") for name in ON_RAY):
-        item.add_marker(pytest.mark.xdist_group("ray"))
