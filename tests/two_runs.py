@@ -29,12 +29,20 @@ def main(arguments: list[str]) -> int:
             stdout=kept,
             stderr=subprocess.STDOUT,
         )
-        first = subprocess.call([*pytest, *on_ray])
-        second = rest.wait()
+        first = subprocess.Popen([*pytest, *on_ray], stdout=subprocess.PIPE, text=True)
+        assert first.stdout is not None
+        closing = ""
+        for line in first.stdout:
+            print(line, end="", flush=True)
+            closing = line.strip() or closing
+        first.wait()
+        rest.wait()
         kept.seek(0)
-        sys.stdout.write(kept.read())
-        sys.stdout.flush()
-    return max(abs(first), abs(second))
+        text = kept.read()
+    print(text, flush=True)
+    lines = text.strip().splitlines() or [""]
+    print(f"on Ray:  {closing}\nthe rest: {lines[-1]}", flush=True)
+    return max(abs(first.returncode), abs(rest.returncode))
 
 
 if __name__ == "__main__":
