@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -36,12 +37,12 @@ class OneToolGatewayAgent(Agent):
 
 
 @tool(replay="safe")
-def hold(folder: str, context: ToolContext) -> str:
-    """Note the start of each attempt, then wait until the folder says go."""
+async def hold(folder: str, context: ToolContext) -> str:
+    """Note the start of each attempt, then wait until the folder says go; on the agent's loop, so it is lost with it."""
     with (Path(folder) / "starts").open("a") as log:
         log.write(f"{time.time()} {os.getpid()}\n")
     while not (Path(folder) / "go").exists() and not context.is_cancelled():
-        time.sleep(0.02)
+        await asyncio.sleep(0.02)
     return "held"
 
 

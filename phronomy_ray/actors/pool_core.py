@@ -245,7 +245,8 @@ class PoolCore:
 
         What an owner of an older epoch submits from now on is not run.
         """
-        self._is_owner(agent_id, epoch)
+        if not self._is_owner(agent_id, epoch):
+            return frozenset()  # an owner that was replaced must not take the news from its successor
         return frozenset(key for key in keys if self._relate(key, listener))
 
     def acknowledge(self, keys: Iterable[CallKey]) -> None:

@@ -507,12 +507,14 @@ def test_Y05_reader_comes_back_for_every_single_event(puppet: AgentHandle) -> No
 def test_a_reader_and_a_waiter_outlive_the_owner(runtime: Runtime, new_id: Names) -> None:
     gate = new_id("gate")
     agent = runtime.create(Puppet, new_id("alice"))
-    handle = agent.start(turn([("note", {"text": "before"}), ("hold", {"gate": gate})], answer="carried on"))
+    handle = agent.start(
+        turn([("note", {"text": "before"}), ("linger", {"gate": gate})], answer="carried on")
+    )
     waiting = in_background(lambda: handle.result(PATIENCE_S))
     reading = in_background(lambda: [event for event in handle.events() if event.durable])
-    until_recorded(agent.agent_id, "hold", attempt=1)
+    until_recorded(agent.agent_id, "linger")
     old = kill_process(agent)
-    until_recorded(agent.agent_id, "hold", attempt=2)
+    until_recorded(agent.agent_id, "linger", 2)  # it ran on the loop that was lost
     effects.open_gate(gate)
     assert waiting.result(PATIENCE_S).output == "carried on"
     events = reading.result(PATIENCE_S)

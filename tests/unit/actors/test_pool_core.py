@@ -164,6 +164,9 @@ async def test_a_new_owner_attaches_and_shuts_the_former_one_out() -> None:
     listener = Subscription()
     assert pool.core.attach("a", 2, [*keys, ("other", 1)], listener) == frozenset(keys)
     assert outcomes(listener) == {keys[0]: (ItemKind.OUTCOME, "succeeded")}
+    stale = Subscription()
+    assert pool.core.attach("a", 1, keys, stale) == frozenset(), "the former owner takes nothing back"
+    assert not stale.open
     pool.end(keys[1:])
     assert outcomes(listener) == {keys[1]: (ItemKind.OUTCOME, "succeeded")}
     before = len(pool.fleet.sent)
