@@ -1,4 +1,4 @@
-"""The whole suite as two pytest runs side by side: what needs a Ray cluster, which mostly waits, and the rest.
+"""The whole suite as two pytest runs side by side, each with a Ray cluster of its own, since tests on Ray mostly wait.
 
 ``python tests/two_runs.py [pytest arguments]``; with paths among the arguments it is one ordinary run. The output of the
 second run is shown when the first has ended; the exit code is the worse of the two.
@@ -12,8 +12,10 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-#: Folders and files that use a cluster; they share one, so they stay in one run.
-ON_RAY = ("actors", "chaos", "cluster", "cli", "contract/test_cluster_yaml.py")
+#: What the first run has.
+FIRST = ("actors", "cli", "contract/test_cluster_yaml.py")
+#: What the second run has on Ray, behind everything else.
+LAST = ("chaos", "cluster")
 
 
 def main(arguments: list[str]) -> int:
@@ -21,15 +23,21 @@ def main(arguments: list[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", "-q", *arguments]
     if any("tests/" in argument or argument == "tests" for argument in arguments):
         return subprocess.call(pytest)
-    on_ray = [str(HERE / name) for name in ON_RAY]
+    first_paths = [str(HERE / name) for name in FIRST]
+    last_paths = [str(HERE / name) for name in LAST]
+    others = sorted(
+        str(path)
+        for path in HERE.iterdir()
+        if path.is_dir() and path.name not in (*FIRST, *LAST) and not path.name.startswith((".", "__"))
+    )
     with tempfile.TemporaryFile("w+") as kept:
         cache = ["-o", "cache_dir=.pytest_cache/second"]
         rest = subprocess.Popen(
-            [*pytest, *cache, str(HERE), *(f"--ignore={path}" for path in on_ray)],
+            [*pytest, *cache, *others, *last_paths, *(f"--ignore={path}" for path in first_paths)],
             stdout=kept,
             stderr=subprocess.STDOUT,
         )
-        first = subprocess.Popen([*pytest, *on_ray], stdout=subprocess.PIPE, text=True)
+        first = subprocess.Popen([*pytest, *first_paths], stdout=subprocess.PIPE, text=True)
         assert first.stdout is not None
         closing = ""
         for line in first.stdout:
@@ -41,7 +49,7 @@ def main(arguments: list[str]) -> int:
         text = kept.read()
     print(text, flush=True)
     lines = text.strip().splitlines() or [""]
-    print(f"on Ray:  {closing}\nthe rest: {lines[-1]}", flush=True)
+    print(f"first run:  {closing}\nsecond run: {lines[-1]}", flush=True)
     return max(abs(first.returncode), abs(rest.returncode))
 
 
