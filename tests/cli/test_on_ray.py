@@ -181,6 +181,7 @@ def test_a_terminal_is_asked(terminal: Terminal) -> None:
     assert "approval needed: write" in err
 
 
+@pytest.mark.full  # seen once to miss its Ctrl-C beside another run of tests; it passes alone
 def test_ctrl_c_leaves_it_running_and_says_how_to_come_back(terminal: Terminal) -> None:
     gate = terminal.folder / "gate"
     process = terminal.start(
