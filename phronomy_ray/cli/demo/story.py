@@ -190,18 +190,19 @@ class Story:
         again = min(checker.MIN_OVERLAP, sum(not row.status.is_settled for row in self._batch(handle)))
 
         def goes_on() -> bool:
-            begun = {effect.call for effect in self._running() if effect.attempt > 1}
-            self._narrator.now(f"{len(begun)} of the lost calls run again")
+            # lost calls run again; those whose worker was elsewhere have gone on all the time
+            begun = {effect.call for effect in self._running() if effect.pid not in killed.pids}
+            self._narrator.now(f"{len(begun)} of the calls go on")
             return len(begun) >= again
 
-        self._until(handle, goes_on, "the lost calls run again", RECOVERY_TIMEOUT_S)
+        self._until(handle, goes_on, "the calls go on", RECOVERY_TIMEOUT_S)
         first = min((effect.at for effect in self._effects() if effect.attempt > 1), default=time.time())
         continued_s = first - killed.killed_at
         self._step(f"the lost calls run again, the first one {continued_s:.1f} s after the kill", place)
         gate = self._stage.gate
         new = gate.with_suffix(".new")
-        new.write_text("2")
-        new.replace(gate)  # attempts from the second on may pass; the first ones belong to a dead owner
+        new.write_text("1")
+        new.replace(gate)
         return place, recovered_s, continued_s
 
     def _until_it_waits(self, handle: ExecutionHandle, after: Place) -> tuple[str, bool]:
