@@ -16,7 +16,6 @@ from tenacity import retry_if_exception, stop_after_delay, wait_exponential, wai
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.actors.ray_calls import (
-    MAX_CONCURRENCY,
     NoAnswer,
     agent_name,
     ask,
@@ -25,6 +24,7 @@ from phronomy_ray.actors.ray_calls import (
     is_gone,
     is_unreachable,
     kill,
+    service_options,
 )
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
 from phronomy_ray.errors import (
@@ -124,14 +124,7 @@ class AgentDirectory(WorkerInputRestricted):
 
         remote: Any = ray.remote(AgentActor)
         handle: ActorHandle[Any] = remote.options(
-            name=agent_name(agent_id),
-            namespace=self._namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=0,
-            max_concurrency=MAX_CONCURRENCY,
+            **service_options(agent_name(agent_id), self._namespace),
             resources=dict(wiring.resources) or None,
         ).remote(agent_id, wiring)
         return handle

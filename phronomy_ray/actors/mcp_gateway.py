@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+from phronomy_ray.actors.ray_calls import service_options
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.hub import McpHub
 from phronomy_ray.mcp.listing import Listing
@@ -23,7 +24,6 @@ from phronomy_ray.mcp.session import McpSession
 
 #: Cancelled tickets that are remembered for a call that has not arrived yet.
 MAX_REMEMBERED_CANCELS = 10_000
-MAX_CONCURRENCY = 1_000
 
 
 class UnknownEndpointError(Exception):
@@ -36,17 +36,8 @@ def gateway_name(server: str) -> str:
 
 
 def gateway_options(server: str, namespace: str) -> dict[str, Any]:
-    """Options of the actor: no CPU, restarted for ever, nothing repeated by Ray."""
-    return {
-        "name": gateway_name(server),
-        "namespace": namespace,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "max_concurrency": MAX_CONCURRENCY,
-    }
+    """Options of the actor."""
+    return service_options(gateway_name(server), namespace)
 
 
 class McpGateway:

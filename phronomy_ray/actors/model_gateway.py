@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+from phronomy_ray.actors.ray_calls import service_options
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingPort, EmbeddingRequest
 from phronomy_ray.models.litellm_embeddings import LitellmEmbeddingPort
 from phronomy_ray.models.litellm_model import LitellmModel, import_litellm
@@ -39,7 +40,6 @@ from phronomy_ray.models.retry import close_stream
 BATCH_INTERVAL_S = 0.03
 #: Cancelled tickets that are remembered for a call that has not arrived yet.
 MAX_REMEMBERED_CANCELS = 10_000
-MAX_CONCURRENCY = 1_000
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +50,8 @@ def gateway_name(number: int) -> str:
 
 
 def gateway_options(number: int, namespace: str) -> dict[str, Any]:
-    """Options of the actor. It reserves no CPU, is restarted for ever, and Ray never repeats a call by itself."""
-    return {
-        "name": gateway_name(number),
-        "namespace": namespace,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "max_concurrency": MAX_CONCURRENCY,
-        "scheduling_strategy": "SPREAD",
-    }
+    """Options of the actor; the gateways stand on different nodes where there are several."""
+    return service_options(gateway_name(number), namespace) | {"scheduling_strategy": "SPREAD"}
 
 
 class ModelGateway:

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from phronomy_ray.actors.pool_core import PoolCore, Subscription
 from phronomy_ray.actors.pool_fleet import NODES_EVERY_S, RayFleet
-from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name
+from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name, service_options
 from phronomy_ray.actors.ray_metrics import PoolGauges
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
@@ -32,17 +32,8 @@ REPORT_EVERY_S = 2.0
 
 
 def pool_options(pool: str, namespace: str) -> dict[str, Any]:
-    """Options of the actor: no CPU, restarted for ever, and Ray never repeats a call by itself."""
-    return {
-        "name": pool_actor_name(pool),
-        "namespace": namespace,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "max_concurrency": 10 * MAX_CONCURRENCY,
-    }
+    """Options of the actor; each batch of each agent holds one of its calls."""
+    return service_options(pool_actor_name(pool), namespace, max_concurrency=10 * MAX_CONCURRENCY)
 
 
 class PoolActor:

@@ -33,6 +33,22 @@ def pool_actor_name(pool: str) -> str:
     return f"pool:{pool}"
 
 
+def service_options(name: str, namespace: str, *, max_concurrency: int = MAX_CONCURRENCY) -> dict[str, Any]:
+    """Options of an actor that is found by its name and outlives whoever started it: it reserves no CPU, is restarted for
+    ever, and Ray never repeats a call by itself.
+    """
+    return {
+        "name": name,
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "max_concurrency": max_concurrency,
+    }
+
+
 def find_actor(name: str, namespace: str) -> ActorHandle[Any] | None:
     """The live actor of that name, or ``None``; it may be dying."""
     try:
