@@ -250,7 +250,7 @@ def _one_after_another(evidence: Evidence) -> Evidence:
         (lambda e: replace(e, killed_node="node9"), "the whole node under the agent died"),
         (lambda e: replace(e, tool_calls=e.tool_calls[:11]), "one batch of at least 12 calls"),
         (_without_end_before_kill, "at the kill at least 1 was done"),
-        (lambda e: replace(e, killed_at=T + 30), "at the kill at least 2 were running"),
+        (lambda e: replace(e, killed_at=T + 30), "at the kill at least 2 were running on the node"),
         (_one_after_another, "at least 4 calls overlapped"),
         (lambda e: replace(e, after=Place(61, "node1")), "it went on on another node"),
         (lambda e: replace(e, journal=e.journal[:-1]), "every call has exactly one outcome"),

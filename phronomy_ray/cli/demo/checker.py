@@ -245,8 +245,8 @@ def _middle_of_batch(evidence: Evidence) -> list[Check]:
             f"{len(kept)} done in ledger and log",
         ),
         Check(
-            f"at the kill at least {MIN_RUNNING} were running",
-            len(running) >= MIN_RUNNING,
+            f"at the kill at least {MIN_RUNNING} were running on the node",
+            len(with_node) >= MIN_RUNNING,
             f"{len(running)} running, {len(with_node)} of them on the node",
         ),
     ]

@@ -228,7 +228,8 @@ class Show:
         """A line about a step."""
         line = Text(f"{step.at_s:6.1f} s  ", style="dim")
         line.append(step.text, style="bold red" if "SIGKILL" in step.text else "")
-        where = f"pid {step.pid}" + (f" on {step.node}" if step.node else "")
+        who = f"pid {step.pid}" if step.pid else ""
+        where = " on ".join(filter(None, (who, step.node)))
         line.append(f"  [{where}]", style="cyan")
         self.console.print(line, soft_wrap=True)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Custom resource of the workers: binds the agent to them, so that it never sits on the head.
 AGENT_NODE = "demo_agents"
+WORKER_RESOURCES = {AGENT_NODE: 100}
 STORE_FILE = "demo.db"
 
 
@@ -106,7 +107,10 @@ def _build(
         }
         model_name = f"a script behind {base}, reached through litellm"
     say(f"model: {model_name}")
-    cluster = LocalCluster(workers=2, worker_resources={AGENT_NODE: 100}, num_cpus=1, env=environment)
+    # One worker node at first: agent and tool processes start there, and are lost with it. The second joins in `Story`.
+    cluster = LocalCluster(
+        workers=1, worker_resources=WORKER_RESOURCES, num_cpus=1, head_num_cpus=0, env=environment
+    )
     stack.callback(cluster.shutdown)
     cluster.start()
     say(f"cluster: {', '.join(node.name for node in cluster.nodes)} at {cluster.address}")
@@ -212,4 +216,4 @@ def quiet_ray(log: Path) -> Iterator[tuple[TextIO, TextIO]]:
             output.close()
 
 
-__all__ = ["AGENT_NODE", "Stage", "quiet_ray", "set_up", "take_signals", "work_folder"]
+__all__ = ["AGENT_NODE", "WORKER_RESOURCES", "Stage", "quiet_ray", "set_up", "take_signals", "work_folder"]

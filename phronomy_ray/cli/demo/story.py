@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from phronomy_ray.cli.demo import checker
 from phronomy_ray.cli.demo.agent import QUICK_PACKAGES, Surveyor
 from phronomy_ray.cli.demo.checker import Effect, Evidence, Place
-from phronomy_ray.cli.demo.stage import AGENT_NODE, Stage, take_signals
+from phronomy_ray.cli.demo.stage import AGENT_NODE, WORKER_RESOURCES, Stage, take_signals
 from phronomy_ray.errors import PhronomyError
 from phronomy_ray.journal import EventRow, ExecutionRow, ToolCallRow
 from phronomy_ray.results import RunResult
@@ -36,6 +36,7 @@ MODEL_TIMEOUT_S = 90.0
 BATCH_TIMEOUT_S = 60.0
 RECOVERY_TIMEOUT_S = 90.0
 APPROVAL_TIMEOUT_S = 90.0
+WORKER_TIMEOUT_S = 60.0
 POLL_S = 0.05
 DECIDER = "the demo's second process"
 
@@ -136,6 +137,11 @@ class Story:
         agent = runtime.create(Surveyor, self._agent_id)
         place = self._owner(runtime)
         self._step(f"agent {self._agent_id} lives in its own process", place)
+        self._narrator.now("a process for its tools starts beside it")
+        _wait(lambda: _warm_workers(runtime) > 0, "the pool has a worker process", WORKER_TIMEOUT_S)
+        second = self._stage.cluster.add_node("worker-2", WORKER_RESOURCES)
+        self._names[second.node_id[:12]] = second.name
+        self._step("a second worker node joins", Place(0, second.name))
         handle = agent.start(
             f"Survey the folder {self._folder.name!r}.",
             durable_context={
@@ -190,19 +196,18 @@ class Story:
         again = min(checker.MIN_OVERLAP, sum(not row.status.is_settled for row in self._batch(handle)))
 
         def goes_on() -> bool:
-            # lost calls run again; those whose worker was elsewhere have gone on all the time
-            begun = {effect.call for effect in self._running() if effect.pid not in killed.pids}
-            self._narrator.now(f"{len(begun)} of the calls go on")
+            begun = {effect.call for effect in self._running() if effect.attempt > 1}
+            self._narrator.now(f"{len(begun)} of the lost calls run again")
             return len(begun) >= again
 
-        self._until(handle, goes_on, "the calls go on", RECOVERY_TIMEOUT_S)
-        first = min((effect.at for effect in self._effects() if effect.attempt > 1), default=time.time())
+        self._until(handle, goes_on, "the lost calls run again", RECOVERY_TIMEOUT_S)
+        first = min(effect.at for effect in self._effects() if effect.attempt > 1)
         continued_s = first - killed.killed_at
         self._step(f"the lost calls run again, the first one {continued_s:.1f} s after the kill", place)
         gate = self._stage.gate
         new = gate.with_suffix(".new")
-        new.write_text("1")
-        new.replace(gate)
+        new.write_text("2")
+        new.replace(gate)  # attempts from the second on may pass; the first ones are lost
         return place, recovered_s, continued_s
 
     def _until_it_waits(self, handle: ExecutionHandle, after: Place) -> tuple[str, bool]:
@@ -353,9 +358,22 @@ class Story:
 
     def _step(self, text: str, place: Place) -> None:
         name = self._names.get(place.node, place.node)
-        step = Step(time.monotonic() - self._begun, text, place.pid, name)
+        step = Step(time.monotonic() - self._begun, text, place.pid or None, name)
         self._steps.append(step)
         self._narrator.step(step)
+
+
+def _wait(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise DemoError(f"waited {timeout_s:g} s until {what}")
+        time.sleep(POLL_S)
+
+
+def _warm_workers(runtime: Runtime) -> int:
+    pool = runtime.metrics()["pools"].get("default")
+    return pool["workers_ready"] if pool else 0
 
 
 def _why(result: RunResult) -> str:
