@@ -36,7 +36,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import JournalRecord
-from phronomy_ray.kernel.state import Decide, Resolve
+from phronomy_ray.kernel.inputs import Decide, Resolve
 from phronomy_ray.mcp import access
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.sql_store import open_store

@@ -34,7 +34,8 @@ from phronomy_ray.errors import (
     SerializationError,
     WaitTimeoutError,
 )
-from phronomy_ray.kernel.state import Authorize, Authorized
+from phronomy_ray.kernel.effects import Authorize
+from phronomy_ray.kernel.inputs import Authorized
 from phronomy_ray.tools.envelope import redacted
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 

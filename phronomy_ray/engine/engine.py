@@ -23,16 +23,9 @@ from phronomy_ray.errors import (
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.kernel.admission import message_of_input
 from phronomy_ray.kernel.humans import answered_otherwise, is_same_answer
-from phronomy_ray.kernel.machine import message_of_input
-from phronomy_ray.kernel.state import (
-    Cancel,
-    Decide,
-    Expire,
-    Prepared,
-    Resolve,
-    Start,
-)
+from phronomy_ray.kernel.inputs import Cancel, Decide, Expire, Prepared, Resolve, Start
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalDecision, ResultParts, RunResult, result_of
 from phronomy_ray.tool_results import encode_result

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from phronomy_ray.errors import CancellationError, ErrorRecord, ModelError, PhronomyError
 from phronomy_ray.events import EventType
-from phronomy_ray.kernel.state import CallModel, ModelAnswered, ModelFailed, ModelStopped
+from phronomy_ray.kernel.effects import CallModel
+from phronomy_ray.kernel.inputs import ModelAnswered, ModelFailed, ModelStopped
 from phronomy_ray.messages import Role
 from phronomy_ray.models.assembly import with_unique_ids
 from phronomy_ray.models.port import ModelAnswer, ModelPort, StreamReset, TextDelta

@@ -45,26 +45,12 @@ from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import Conversation
+from phronomy_ray.kernel.effects import Effect, Publish, Settled, Step
 from phronomy_ray.kernel.ending import TURN_TIMEOUT
+from phronomy_ray.kernel.inputs import Cancel, Env, Expire, Input, Recover, ToolOutcomes, ToolsLate
 from phronomy_ray.kernel.machine import step
 from phronomy_ray.kernel.progress import binding_of
-from phronomy_ray.kernel.state import (
-    AgentState,
-    Cancel,
-    Effect,
-    Env,
-    Execution,
-    Expire,
-    Input,
-    Publish,
-    Recover,
-    Settled,
-    Step,
-    ToolOutcomes,
-    ToolsLate,
-    contents_of,
-    pending_approvals,
-)
+from phronomy_ray.kernel.state import AgentState, Execution, contents_of, pending_approvals
 from phronomy_ray.messages import Message
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.redaction import redact_text

@@ -28,10 +28,9 @@ from phronomy_ray.errors import (
     HookError,
     safe_message,
 )
-from phronomy_ray.kernel.machine import message_of_input
-from phronomy_ray.kernel.state import (
-    BuildInput,
-    FilterOutput,
+from phronomy_ray.kernel.admission import message_of_input
+from phronomy_ray.kernel.effects import BuildInput, FilterOutput, Prepare
+from phronomy_ray.kernel.inputs import (
     Input,
     InputBuildFailed,
     InputBuilt,
@@ -40,7 +39,6 @@ from phronomy_ray.kernel.state import (
     OutputFilterFailed,
     PreparationDone,
     PreparationFailed,
-    Prepare,
     Prepared,
 )
 from phronomy_ray.messages import Message

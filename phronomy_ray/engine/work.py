@@ -21,22 +21,24 @@ from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.kernel.state import (
+from phronomy_ray.kernel.effects import (
     Authorize,
     BuildInput,
     CallModel,
     DispatchTools,
-    Execution,
     FilterOutput,
+    Prepare,
+    StopWork,
+)
+from phronomy_ray.kernel.inputs import (
     Input,
     ModelAnswered,
     ModelFailed,
     ModelStopped,
-    Prepare,
-    StopWork,
     ToolOutcomes,
     ToolsLate,
 )
+from phronomy_ray.kernel.state import Execution
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.tools_step import live_invocations
 from phronomy_ray.models.port import ModelPort

@@ -22,9 +22,10 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.kernel.authorization import FORMAT, refusal
 from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.effects import Step
 from phronomy_ray.kernel.ending import rejected
 from phronomy_ray.kernel.fingerprint import change_since, fingerprint_of
-from phronomy_ray.kernel.state import Step, pending_approvals
+from phronomy_ray.kernel.state import pending_approvals
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.tools_step import dispatch, result_event, shown_arguments, spec_of
 from phronomy_ray.kernel.transitions import ToolPhase

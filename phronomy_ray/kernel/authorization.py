@@ -26,7 +26,8 @@ from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind, ToolCallStatus
 from phronomy_ray.kernel.draft import Draft
-from phronomy_ray.kernel.state import Authorize, Authorized
+from phronomy_ray.kernel.effects import Authorize
+from phronomy_ray.kernel.inputs import Authorized
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.tools_step import result_event
 from phronomy_ray.kernel.transitions import ToolPhase

@@ -29,18 +29,10 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, Conversation, select
+from phronomy_ray.kernel.effects import CallModel, Effect, Publish, Settled, Step
+from phronomy_ray.kernel.inputs import Env, InputPatch
 from phronomy_ray.kernel.progress import Progress
-from phronomy_ray.kernel.state import (
-    AgentState,
-    CallModel,
-    Effect,
-    Env,
-    Execution,
-    InputPatch,
-    Publish,
-    Settled,
-    Step,
-)
+from phronomy_ray.kernel.state import AgentState, Execution
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.transitions import check_execution_move
 from phronomy_ray.messages import Message

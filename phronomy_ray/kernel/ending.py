@@ -9,7 +9,7 @@ from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.draft import Draft
-from phronomy_ray.kernel.state import Step
+from phronomy_ray.kernel.effects import Step
 
 #: Reason of a cancellation by the turn's own time limit.
 TURN_TIMEOUT = TurnTimeoutError.default_code

@@ -24,20 +24,11 @@ from phronomy_ray.errors import (
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus, ExecutionStatus, Phase, ToolCallRow
 from phronomy_ray.kernel import approvals, resolution
 from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.effects import Step, StopWork, without_change
 from phronomy_ray.kernel.ending import cancelled
 from phronomy_ray.kernel.fingerprint import change_since
-from phronomy_ray.kernel.state import (
-    AgentState,
-    Cancel,
-    Decide,
-    Env,
-    Execution,
-    Resolve,
-    Step,
-    StopWork,
-    pending_approvals,
-    without_change,
-)
+from phronomy_ray.kernel.inputs import Cancel, Decide, Env, Resolve
+from phronomy_ray.kernel.state import AgentState, Execution, pending_approvals
 from phronomy_ray.kernel.transitions import ToolPhase
 
 

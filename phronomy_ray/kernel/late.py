@@ -11,7 +11,9 @@ from dataclasses import replace
 from phronomy_ray.commits import Commit
 from phronomy_ray.ids import commit_id
 from phronomy_ray.journal import Channel, JournalRecord, RecordKind
-from phronomy_ray.kernel.state import AgentState, Env, Step, ToolsLate
+from phronomy_ray.kernel.effects import Step
+from phronomy_ray.kernel.inputs import Env, ToolsLate
+from phronomy_ray.kernel.state import AgentState
 
 
 def record_late(state: AgentState, event: ToolsLate, env: Env) -> Step:

@@ -10,18 +10,10 @@ from __future__ import annotations
 from phronomy_ray.errors import ContextBudgetExceededError, ErrorRecord
 from phronomy_ray.journal import ExecutionStatus, Phase
 from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.effects import BuildInput, Step, without_change
 from phronomy_ray.kernel.ending import failed
-from phronomy_ray.kernel.state import (
-    AgentState,
-    BuildInput,
-    Env,
-    Execution,
-    InputBuildFailed,
-    InputBuilt,
-    InputPatch,
-    Step,
-    without_change,
-)
+from phronomy_ray.kernel.inputs import Env, InputBuildFailed, InputBuilt, InputPatch
+from phronomy_ray.kernel.state import AgentState, Execution
 
 
 def next_model_call(draft: Draft, name: str) -> Step:

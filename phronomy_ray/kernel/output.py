@@ -11,18 +11,10 @@ from dataclasses import replace
 
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
 from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.effects import FilterOutput, Step, without_change
 from phronomy_ray.kernel.ending import blocked, completed, failed
-from phronomy_ray.kernel.state import (
-    AgentState,
-    Env,
-    Execution,
-    FilterOutput,
-    OutputFiltered,
-    OutputFilterFailed,
-    PendingOutput,
-    Step,
-    without_change,
-)
+from phronomy_ray.kernel.inputs import Env, OutputFiltered, OutputFilterFailed
+from phronomy_ray.kernel.state import AgentState, Execution, PendingOutput
 from phronomy_ray.messages import Message
 
 

@@ -8,11 +8,7 @@ from typing import Any
 
 from phronomy_ray.canonical_json import dumps
 from phronomy_ray.definition.tool import OnError, ToolSpec
-from phronomy_ray.errors import (
-    ErrorRecord,
-    MaxIterationsError,
-    ToolError,
-)
+from phronomy_ray.errors import ErrorRecord, MaxIterationsError, ToolError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import (
     ApprovalStatus,
@@ -25,10 +21,11 @@ from phronomy_ray.journal import (
     ToolCallStatus,
 )
 from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.effects import DispatchTools
 from phronomy_ray.kernel.fingerprint import change_since
 from phronomy_ray.kernel.repeats import duplicates, hold_twins, settle_twins
 from phronomy_ray.kernel.shown import content_of_cut, fit_batch, result_status
-from phronomy_ray.kernel.state import DispatchTools, Execution
+from phronomy_ray.kernel.state import Execution
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message

@@ -9,7 +9,7 @@ import pytest
 
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.mcp import McpServer, close_local, mcp_tools
 from phronomy_ray.mcp.access import current
 from phronomy_ray.models.scripted import call, calls, final

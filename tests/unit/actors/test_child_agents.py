@@ -39,7 +39,7 @@ from phronomy_ray.errors import (
     ToolError,
 )
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.messages import Usage
 from phronomy_ray.models.script import call, calls, error, final, hang
 from phronomy_ray.models.scripted import ScriptedModel

@@ -19,7 +19,7 @@ from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.events import Event
 from phronomy_ray.faults import write_plan
 from phronomy_ray.journal import JournalRecord
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import Script, ScriptedModel
 from phronomy_ray.results import RunResult
 from phronomy_ray.store.port import Store

@@ -21,7 +21,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, RecordKind, ToolCallStatus
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.results import RunResult
 

@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
-from phronomy_ray.approvals import (
-    ApprovalEvaluationRequest,
-    ApprovalVerdict,
-    RuleEffect,
-    StandingRule,
-)
+from phronomy_ray.approvals import ApprovalEvaluationRequest, ApprovalVerdict, RuleEffect, StandingRule
 from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.engine.authorization import CodePool
 from phronomy_ray.errors import BackpressureError, ConfigurationError, StateConflictError
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Phase, RecordKind, ToolCallStatus
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final
 
 S = ToolCallStatus

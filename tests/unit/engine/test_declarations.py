@@ -15,7 +15,7 @@ from phronomy_ray.definition.tool import ToolCompletion, ToolSpec, tool
 from phronomy_ray.errors import DefinitionChangedError, ToolError
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
-from phronomy_ray.kernel.state import ToolOutcomes
+from phronomy_ray.kernel.inputs import ToolOutcomes
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tool_calls import ToolContext, ToolOutcome
 

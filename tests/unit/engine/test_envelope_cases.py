@@ -17,7 +17,7 @@ from phronomy_ray.definition.tool import tool
 from phronomy_ray.engine.single_writer import KEPT_RESULTS
 from phronomy_ray.errors import OwnershipLostError, StateConflictError
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
-from phronomy_ray.kernel.state import ToolOutcomes
+from phronomy_ray.kernel.inputs import ToolOutcomes
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.tool_calls import ToolContext

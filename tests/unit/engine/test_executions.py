@@ -22,7 +22,7 @@ from phronomy_ray.errors import (
     StateConflictError,
 )
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Lifecycle, ToolCallStatus
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
 from phronomy_ray.models.port import FinishReason, ModelAnswer
 from phronomy_ray.models.scripted import Reply, ScriptedModel, call, calls, final, hang

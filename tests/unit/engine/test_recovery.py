@@ -23,7 +23,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.events import EventType
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, Lifecycle, ToolCallStatus
-from phronomy_ray.kernel.state import Resolve
+from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.models.scripted import call, calls, final, hang
 from phronomy_ray.testing.faulty_store import FaultyStore
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation

@@ -18,7 +18,7 @@ from phronomy_ray.errors import (
     StateConflictError,
 )
 from phronomy_ray.journal import ExecutionStatus
-from phronomy_ray.kernel.state import Decide, Resolve
+from phronomy_ray.kernel.inputs import Decide, Resolve
 from phronomy_ray.models.port import ModelInfo
 from phronomy_ray.models.scripted import ScriptedModel, call, calls, final, hang
 from phronomy_ray.runtime.agent_handle import AgentHandle

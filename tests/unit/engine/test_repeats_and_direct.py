@@ -15,7 +15,7 @@ from phronomy_ray.errors import MaxIterationsError, RepeatedToolCallError
 from phronomy_ray.events import EventType
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, Lifecycle, ToolCallStatus
-from phronomy_ray.kernel.state import Decide, Resolve
+from phronomy_ray.kernel.inputs import Decide, Resolve
 from phronomy_ray.models.scripted import call, calls, final
 
 Paired = Callable[[Any], None]

@@ -12,7 +12,7 @@ import pytest
 from phronomy_ray.definition.options import RuntimeDefaults
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.events import EventType
-from phronomy_ray.kernel.state import Decide
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final
 
 

@@ -16,7 +16,7 @@ from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import ConfigurationError, OwnershipLostError
 from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
-from phronomy_ray.kernel.state import Resolve
+from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tools.envelope import unknown
 from phronomy_ray.tools.executor import LocalToolExecutor

@@ -15,29 +15,21 @@ from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import ContextBudgetExceededError, ErrorRecord, InvalidConversationError
 from phronomy_ray.journal import AgentRoot, Channel, JournalRecord, RecordKind, ToolCallStatus
-from phronomy_ray.kernel.context import (
-    Conversation,
-    check_conversation,
-    estimate_tokens,
-    select,
-    sendable,
-)
-from phronomy_ray.kernel.machine import step
-from phronomy_ray.kernel.state import (
-    AgentState,
-    CallModel,
+from phronomy_ray.kernel.context import Conversation, check_conversation, estimate_tokens, select, sendable
+from phronomy_ray.kernel.effects import CallModel, DispatchTools, Step
+from phronomy_ray.kernel.inputs import (
     Cancel,
     Decide,
-    DispatchTools,
     Env,
     ModelAnswered,
     ModelFailed,
     ModelStopped,
     Prepared,
     Start,
-    Step,
     ToolOutcomes,
 )
+from phronomy_ray.kernel.machine import step
+from phronomy_ray.kernel.state import AgentState
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
 from phronomy_ray.models.port import FinishReason, ModelAnswer, ModelRequest
 from phronomy_ray.tool_calls import ToolOutcome

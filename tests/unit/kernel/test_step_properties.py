@@ -50,19 +50,23 @@ from phronomy_ray.journal import (
     ToolCallStatus,
 )
 from phronomy_ray.kernel.context import Conversation
-from phronomy_ray.kernel.machine import step
-from phronomy_ray.kernel.state import (
-    AgentState,
+from phronomy_ray.kernel.effects import (
     Authorize,
-    Authorized,
     BuildInput,
     CallModel,
+    DispatchTools,
+    FilterOutput,
+    Prepare,
+    Publish,
+    Settled,
+    StopWork,
+)
+from phronomy_ray.kernel.inputs import (
+    Authorized,
     Cancel,
     Decide,
-    DispatchTools,
     Env,
     Expire,
-    FilterOutput,
     Input,
     InputBuildFailed,
     InputBuilt,
@@ -74,17 +78,14 @@ from phronomy_ray.kernel.state import (
     OutputFilterFailed,
     PreparationDone,
     PreparationFailed,
-    Prepare,
     Prepared,
-    Publish,
     Recover,
     Resolve,
-    Settled,
     Start,
-    StopWork,
     ToolOutcomes,
-    contents_of,
 )
+from phronomy_ray.kernel.machine import step
+from phronomy_ray.kernel.state import AgentState, contents_of
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
 from phronomy_ray.models.port import FinishReason, ModelAnswer
