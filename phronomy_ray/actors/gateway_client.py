@@ -12,14 +12,15 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 import tenacity
 from ray.exceptions import RayActorError, RayTaskError
 
+from phronomy_ray.actors.answer_stream import StreamGroup
 from phronomy_ray.actors.model_gateway import ModelGateway, gateway_options
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingRequest
 from phronomy_ray.errors import ErrorRecord, ModelError, PhronomyError, TransportError
@@ -33,8 +34,6 @@ from phronomy_ray.models.port import (
     TextDelta,
 )
 from phronomy_ray.models.retry import utc_now
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -122,13 +121,12 @@ class GatewayModel:
                 sent_text = False
             try:
                 handle = await self._handle(number)
-                groups = handle.stream.options(num_returns="streaming").remote(request, ticket)
+                told = handle.stream.remote(request, ticket)
                 while True:
-                    group = await self._next_group(handle, groups)
+                    group: StreamGroup | None = await self._guarded(handle, told)
                     if group is None:
-                        finished = True
-                        raise _cancelled_elsewhere()
-                    for item in group:
+                        raise _GatewayLostError(f"gateway {number} does not know the stream any more")
+                    for item in group.items:
                         if isinstance(item, ModelAnswer):
                             finished = True
                             yield search.with_lost(item)
@@ -137,6 +135,10 @@ class GatewayModel:
                             sent_text and not isinstance(item, StreamReset)
                         )
                         yield search.shifted(item)
+                    if group.is_over:
+                        finished = True
+                        raise _cancelled_elsewhere()
+                    told = handle.more.remote(ticket)
             except _GatewayLostError as lost:
                 finished = True
                 self._handles.pop(number, None)
@@ -221,28 +223,13 @@ class GatewayModel:
         return handle
 
     async def _guarded(self, handle: Any, reference: Any) -> Any:
-        """The result of a remote call whose gateway is watched while it works."""
-        return await self._watched(handle, _result(reference))
-
-    async def _next_group(self, handle: Any, groups: Any) -> list[StreamItem] | None:
-        async def following() -> list[StreamItem] | None:
-            try:
-                reference = await anext(groups)
-            except StopAsyncIteration:
-                return None
-            items: list[StreamItem] = await reference
-            return items
-
-        return await self._watched(handle, following())
-
-    async def _watched(self, handle: Any, work: Coroutine[Any, Any, T]) -> T:
-        """`work`, given up when the gateway died or does not answer a ping.
+        """The result of a remote call, given up when the gateway died or does not answer a ping meanwhile.
 
         Raises:
             _GatewayLostError: the gateway is lost.
             PhronomyError: what the gateway raised.
         """
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(_result(reference))
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=self._ping_interval_s)

@@ -6,6 +6,9 @@ every repetition. `cancel` works on tickets and is remembered, so it also holds 
 call with a ``call_id`` that is still running replaces the old one, whose caller must be dead. Nothing here survives the
 process, and nothing needs to: a model call can be made again.
 
+A streamed answer is asked for group by group (`stream`, then `more`) rather than sent: Ray holds up a whole actor whose
+stream of results is not taken by a stopped process.
+
 The class is plain Python. `gateway_options` says how it becomes an actor.
 """
 
@@ -19,9 +22,10 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from phronomy_ray.actors.answer_stream import AnswerStream, StreamGroup
 from phronomy_ray.actors.ray_calls import service_options
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingPort, EmbeddingRequest
 from phronomy_ray.models.litellm_embeddings import LitellmEmbeddingPort
@@ -31,13 +35,10 @@ from phronomy_ray.models.port import (
     ModelInfo,
     ModelPort,
     ModelRequest,
-    StreamItem,
-    TextDelta,
 )
-from phronomy_ray.models.retry import close_stream
 
-#: Text is handed over in groups at most this often.
-BATCH_INTERVAL_S = 0.03
+#: A stream that nobody has asked for so long is ended, in seconds.
+FORGOTTEN_AFTER_S = 60.0
 #: Cancelled tickets that are remembered for a call that has not arrived yet.
 MAX_REMEMBERED_CANCELS = 10_000
 
@@ -64,6 +65,9 @@ class ModelGateway:
         #: Ticket in force of each running ``call_id``.
         self._running: dict[str, str] = {}
         self._cancelled: OrderedDict[str, None] = OrderedDict()
+        #: Streams that were not read to their end, by ticket, and when each that nobody waits for is forgotten.
+        self._streams: dict[str, AnswerStream] = {}
+        self._leases: dict[str, asyncio.TimerHandle] = {}
         self._started = time.time()
         if model is None:
             # An answer with odd fields makes litellm's own dump warn; we normalise them.
@@ -88,26 +92,35 @@ class ModelGateway:
             answer: EmbeddingAnswer | None = _outcome(task)
             return answer
 
-    async def stream(self, request: ModelRequest, ticket: str) -> AsyncIterator[list[StreamItem]]:
-        """Answer in groups of items, the `ModelAnswer` last; ends without one when the ticket was cancelled."""
-        queue: asyncio.Queue[StreamItem | None] = asyncio.Queue()
-        task = asyncio.create_task(self._pump(request, queue))
-        task.add_done_callback(lambda _: queue.put_nowait(None))
-        with self._registered(request.call_id, ticket, task):
-            ended = False
-            while not ended:
-                group = [await queue.get()]
-                sent_at = time.monotonic()
-                while not queue.empty():
-                    group.append(queue.get_nowait())
-                ended = group[-1] is None
-                items = merge_text(item for item in group if item is not None)
-                if items:
-                    yield items
-                # The first piece goes out at once; what comes within the interval goes together.
-                if not ended and not isinstance(group[-1], ModelAnswer):
-                    await _sleep_or_end(task, sent_at + BATCH_INTERVAL_S - time.monotonic())
-            _outcome(task)
+    async def stream(self, request: ModelRequest, ticket: str) -> StreamGroup | None:
+        """Begin a streamed answer; returns its first group, and `more` the others."""
+        stream = AnswerStream(self._model.stream(request))
+        self._streams[ticket] = stream
+        self._register(request.call_id, ticket, stream.task)
+        stream.task.add_done_callback(lambda _: self._unregister(request.call_id, ticket))
+        return await self.more(ticket)
+
+    async def more(self, ticket: str) -> StreamGroup | None:
+        """The next group of a streamed answer, as soon as there is one; ``None`` when there is no such stream (any more): it
+        belonged to a former life of this process, or nobody asked for it for a long time. Raises `ModelError`.
+        """
+        stream = self._streams.get(ticket)
+        if stream is None:
+            return None
+        lease = self._leases.pop(ticket, None)
+        if lease is not None:
+            lease.cancel()
+        is_over = True
+        try:
+            group = await stream.next()
+            is_over = group.is_over
+        finally:
+            if is_over:
+                self._streams.pop(ticket, None)
+            elif ticket in self._streams:
+                loop = asyncio.get_running_loop()
+                self._leases[ticket] = loop.call_later(FORGOTTEN_AFTER_S, self._forget, ticket)
+        return group
 
     async def cancel(self, ticket: str) -> bool:
         """Cancel the call with this ticket, now or when it arrives; tells whether it was running."""
@@ -136,16 +149,23 @@ class ModelGateway:
     async def _embed(self, request: EmbeddingRequest) -> EmbeddingAnswer:
         return await self._embeddings.embed(request)
 
-    async def _pump(self, request: ModelRequest, queue: asyncio.Queue[StreamItem | None]) -> None:
-        items = self._model.stream(request)
-        try:
-            async for item in items:
-                queue.put_nowait(item)
-        finally:
-            await close_stream(items)
+    def _forget(self, ticket: str) -> None:
+        """The reader of this stream is gone or stopped."""
+        self._leases.pop(ticket, None)
+        stream = self._streams.pop(ticket, None)
+        if stream is not None:
+            stream.task.cancel()
 
     @contextlib.contextmanager
     def _registered(self, call_id: str, ticket: str, task: asyncio.Task[Any]) -> Iterator[None]:
+        self._register(call_id, ticket, task)
+        try:
+            yield
+        finally:
+            task.cancel()
+            self._unregister(call_id, ticket)
+
+    def _register(self, call_id: str, ticket: str, task: asyncio.Task[Any]) -> None:
         former = self._running.get(call_id)
         if former is not None and former in self._tasks:
             logger.warning("model call %s is made again while it runs; the former one is cancelled", call_id)
@@ -154,39 +174,14 @@ class ModelGateway:
         self._tasks[ticket] = task
         if self._cancelled.pop(ticket, self) is None:
             task.cancel()
-        try:
-            yield
-        finally:
-            task.cancel()
-            self._tasks.pop(ticket, None)
-            self._cancelled.pop(ticket, None)
-            if self._running.get(call_id) == ticket:
-                del self._running[call_id]
 
-
-def merge_text(items: Iterable[StreamItem]) -> list[StreamItem]:
-    """The items with neighbouring texts joined."""
-    merged: list[StreamItem] = []
-    texts: list[str] = []
-    for item in items:
-        if isinstance(item, TextDelta):
-            texts.append(item.text)
-            continue
-        if texts:
-            merged.append(TextDelta("".join(texts)))
-            texts = []
-        merged.append(item)
-    if texts:
-        merged.append(TextDelta("".join(texts)))
-    return merged
+    def _unregister(self, call_id: str, ticket: str) -> None:
+        self._tasks.pop(ticket, None)
+        self._cancelled.pop(ticket, None)
+        if self._running.get(call_id) == ticket:
+            del self._running[call_id]
 
 
 def _outcome(task: asyncio.Task[Any]) -> Any:
     """Result of an ended task, ``None`` when it was cancelled; raises what it raised."""
     return None if task.cancelled() or not task.done() else task.result()
-
-
-async def _sleep_or_end(task: asyncio.Task[Any], seconds: float) -> None:
-    """Sleep, but not beyond the end of `task`."""
-    if seconds > 0 and not task.done():
-        await asyncio.wait({task}, timeout=seconds)

@@ -11,17 +11,18 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ray.exceptions import RayError
 
-from phronomy_ray.actors.pool_core import PoolCore, Subscription
+from phronomy_ray.actors.pool_core import PoolCore
 from phronomy_ray.actors.pool_fleet import NODES_EVERY_S, RayFleet
 from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name, service_options
 from phronomy_ray.actors.ray_metrics import PoolGauges
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_news import Listeners, NewsList
 from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
 
 #: How often time is looked at, in seconds, while calls are here and while none are.
@@ -47,29 +48,35 @@ class PoolActor:
             name, config, self._fleet, clock=time.monotonic, incarnation=f"{self._incarnation}-"
         )
         self._fleet.connect(self._core)
+        self._listeners = Listeners(time.monotonic)
         self._up = asyncio.get_running_loop().create_task(self._fleet.clean_up())
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
-    async def run(self, batch: PoolBatch) -> AsyncIterator[list[News]]:
-        """Run a batch: its news as lists of whatever is ready, until nothing of it runs any more.
+    async def run(self, batch: PoolBatch, listener: str) -> NewsList | None:
+        """Run a batch; returns its first news, and `news` the rest.
 
         A call that the pool knows is not run again.
+
+        Args:
+            batch: the calls.
+            listener: a name, unique to this call, under which `news` is asked for more.
         """
         await self._up
-        listener = Subscription()
-        self._core.submit(batch, listener)
-        async for news in listener.groups():
-            yield news
+        self._core.submit(batch, self._listeners.add(listener))
+        return await self._listeners.next(listener)
 
     async def attach(
-        self, agent_id: str, epoch: int, keys: Sequence[CallKey]
-    ) -> AsyncIterator[list[News] | frozenset[CallKey]]:
-        """The calls among `keys` that the pool knows, then their news as for `run`."""
+        self, agent_id: str, epoch: int, keys: Sequence[CallKey], listener: str
+    ) -> frozenset[CallKey]:
+        """The calls among `keys` that the pool knows; `news` tells of them under the name of `listener`."""
         await self._up
-        listener = Subscription()
-        yield self._core.attach(agent_id, epoch, keys, listener)
-        async for news in listener.groups():
-            yield news
+        return self._core.attach(agent_id, epoch, keys, self._listeners.add(listener))
+
+    async def news(self, listener: str) -> NewsList | None:
+        """What is new for a listener, as soon as there is something; ``None`` when it is not known (any more): it may
+        attach again.
+        """
+        return await self._listeners.next(listener)
 
     async def acknowledge(self, keys: Sequence[CallKey]) -> None:
         """These outcomes are stored elsewhere: forget them."""
@@ -106,7 +113,12 @@ class PoolActor:
 
     async def metrics(self) -> dict[str, Any]:
         """Plain JSON; see the guide to pools."""
-        return {**self._core.metrics(), "pid": os.getpid(), "incarnation": self._incarnation}
+        return {
+            **self._core.metrics(),
+            "listeners": len(self._listeners),
+            "pid": os.getpid(),
+            "incarnation": self._incarnation,
+        }
 
     async def _tick(self) -> None:
         await self._up
@@ -115,6 +127,7 @@ class PoolActor:
         while True:
             await asyncio.sleep(IDLE_TICK_S if self._core.is_idle else TICK_S)
             self._core.tick()
+            self._listeners.forget_silent()
             if time.monotonic() - looked >= NODES_EVERY_S:
                 with contextlib.suppress(
                     RayError, OSError, RuntimeError

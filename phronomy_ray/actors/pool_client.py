@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.exceptions import RayError
 from phronomy_ray.actors.pool_actor import PoolActor, pool_options
 from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
 from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_news import NewsList
 from phronomy_ray.tools.pool_wire import (
     ItemKind,
     News,
@@ -157,9 +159,9 @@ class PoolClient(WorkerInputRestricted):
             run.call_off()
             return
         run.is_sent = True
+        listener = uuid.uuid4().hex
         try:
-            async for reference in actor.run.options(num_returns="streaming").remote(batch):
-                run.take(await reference)
+            await self._listen(actor, listener, actor.run.remote(batch, listener), run)
         except RayError as error:
             _LOG.warning("pool %s was lost: %s", self._pool, _first_line(error))
             self._forget(actor)
@@ -170,26 +172,27 @@ class PoolClient(WorkerInputRestricted):
 
         `found` is told which of them the pool knows, and `run` waits for no others; without `found` they are lost.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        lost_at: float | None = None
         run.is_sent = True
         while run.open:
             actor: Any = None
             try:
                 actor = await self._find()
-                stream = actor.attach.options(num_returns="streaming").remote(
-                    run.agent_id, run.epoch, sorted(run.open)
+                listener = uuid.uuid4().hex
+                known: frozenset[CallKey] = await actor.attach.remote(
+                    run.agent_id, run.epoch, sorted(run.open), listener
                 )
-                known: frozenset[CallKey] = await (await anext(stream))
+                lost_at = None
                 if found is not None and not found.done():
                     run.live &= known
                     found.set_result(known)
                 run.lose(run.open - known, "the pool that ran the call was lost")
-                async for reference in stream:
-                    run.take(await reference)
-                run.lose(run.open, "another owner of the agent has taken the call")
-            except (RayError, TimeoutError, StopAsyncIteration) as error:
+                if await self._listen(actor, listener, actor.news.remote(listener), run):
+                    run.lose(run.open, "another owner of the agent has taken the call")
+            except (RayError, TimeoutError) as error:
                 self._forget(actor)
-                if time.monotonic() >= deadline:
+                lost_at = time.monotonic() if lost_at is None else lost_at
+                if time.monotonic() >= lost_at + PATIENCE_S:
                     if found is not None and not found.done():
                         run.live.clear()
                         found.set_result(frozenset())
@@ -208,6 +211,21 @@ class PoolClient(WorkerInputRestricted):
         """These outcomes are stored; the pool need not be told at any price."""
         if self._actor is not None:
             self._actor.acknowledge.remote(keys)
+
+    async def _listen(self, actor: Any, listener: str, told: Any, run: PoolRun) -> bool:
+        """Tell `run` of the news in `told` and of all after it. False when the pool does not know the listener (any more).
+
+        Raises:
+            RayError: the pool was lost.
+        """
+        while True:
+            group: NewsList | None = await told
+            if group is None:
+                return False
+            run.take(group.news)
+            if group.is_over:
+                return True
+            told = actor.news.remote(listener)
 
     # --- the actor ---------------------------------------------------------------------------------------------
 

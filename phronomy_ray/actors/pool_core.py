@@ -11,7 +11,7 @@ import enum
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from phronomy_ray.tools import pool_wire
 from phronomy_ray.tools.kept_outcomes import KeptOutcomes
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_metrics import PoolMetrics
+from phronomy_ray.tools.pool_news import Subscription
 from phronomy_ray.tools.pool_placement import Placeable, Placer, WorkerView
 from phronomy_ray.tools.pool_schedule import Admission, Kind, PoolSchedule
 from phronomy_ray.tools.pool_wire import (
@@ -36,9 +37,6 @@ from phronomy_ray.tools.pool_wire import (
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: Starts of worker processes that may fail before a call that waits for one fails.
 MAX_FAILED_STARTS = 3
-#: Least time between two lists of news of one batch for each call that is still open, and at most, in seconds.
-LISTS_PER_CALL_S = 0.003
-LISTS_EVERY_S = 0.2
 #: Agents whose newest owner is remembered.
 MAX_KNOWN_OWNERS = 10_000
 
@@ -88,50 +86,6 @@ class Fleet(Protocol):
     def end_task(self, key: CallKey) -> None:
         """Kill a task's process."""
         ...
-
-
-class Subscription:
-    """What one listener is told: news of its calls, in lists of whatever is ready, until all of them are over."""
-
-    def __init__(self) -> None:
-        self.open: set[CallKey] = set()
-        self._news: list[News] = []
-        self._ready = asyncio.Event()
-
-    def tell(self, news: News) -> None:
-        """Add news."""
-        self._news.append(news)
-        self._ready.set()
-
-    def drop(self, key: CallKey) -> None:
-        """This listener hears no more of the call."""
-        self.open.discard(key)
-        if not self.open:
-            self._ready.set()
-
-    async def groups(self) -> AsyncIterator[list[News]]:
-        """All news, in order. While calls are open, lists keep a distance that grows with their number: each list costs its
-        reader a commit. The end of the last call waits for nothing.
-        """
-        loop = asyncio.get_running_loop()
-        told_at = -LISTS_EVERY_S
-        while self.open or self._news:
-            await self._ready.wait()
-            while self.open and (rest_s := told_at + self._distance_s() - loop.time()) > 0:
-                self._ready.clear()
-                try:
-                    async with asyncio.timeout(rest_s):
-                        await self._ready.wait()
-                except TimeoutError:
-                    break
-            self._ready.clear()
-            told_at = loop.time()
-            news, self._news = self._news, []
-            if news:
-                yield news
-
-    def _distance_s(self) -> float:
-        return min(LISTS_EVERY_S, LISTS_PER_CALL_S * len(self.open))
 
 
 class _State(enum.Enum):

@@ -16,8 +16,10 @@ import pytest
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
+from phronomy_ray.actors import model_gateway
+from phronomy_ray.actors.answer_stream import merge_text
 from phronomy_ray.actors.gateway_client import GatewayModel
-from phronomy_ray.actors.model_gateway import ModelGateway, gateway_name, merge_text
+from phronomy_ray.actors.model_gateway import ModelGateway, gateway_name
 from phronomy_ray.errors import AuthenticationError, ModelError, TransportError
 from phronomy_ray.models.litellm_model import LitellmModel
 from phronomy_ray.models.port import (
@@ -48,6 +50,18 @@ def ask(text: str = "hi", **more: Any) -> ModelRequest:
     return ModelRequest(messages=[{"role": "user", "content": text}], **(fields | more))
 
 
+async def all_groups(gateway: ModelGateway, ticket: str) -> list[list[StreamItem]]:
+    """A streamed answer to its end."""
+    group = await gateway.stream(ask(), ticket)
+    groups = []
+    while group is not None:
+        groups.append(group.items)
+        if group.is_over:
+            return groups
+        group = await gateway.more(ticket)
+    raise AssertionError("the stream was forgotten")
+
+
 async def test_a_cancel_that_comes_first_holds_and_another_ticket_is_not_touched() -> None:
     gateway = ModelGateway(ScriptedModel([final("ok")]))
     assert await gateway.cancel("t1") is False
@@ -56,7 +70,7 @@ async def test_a_cancel_that_comes_first_holds_and_another_ticket_is_not_touched
     assert answer is not None
     assert answer.message.content == "ok"
     assert await gateway.cancel("t3") is False
-    assert [group async for group in gateway.stream(ask(), "t3")] == []
+    assert await gateway.stream(ask(), "t3") == ([], True)
 
 
 async def test_a_running_call_is_cancelled_by_ticket_and_replaced_by_call_id() -> None:
@@ -74,7 +88,7 @@ async def test_a_running_call_is_cancelled_by_ticket_and_replaced_by_call_id() -
 async def test_deltas_are_grouped_and_none_is_lost() -> None:
     text = "".join(f"w{n} " for n in range(300))
     gateway = ModelGateway(ScriptedModel([final(text, chunk_delay_s=0.0005)]))
-    groups = [group async for group in gateway.stream(ask(), "t1")]
+    groups = await all_groups(gateway, "t1")
     assert "".join(i.text for g in groups for i in g if isinstance(i, TextDelta)) == text
     assert isinstance(groups[-1][-1], ModelAnswer)
     assert len(groups) < 100
@@ -90,7 +104,20 @@ async def test_errors_pass_through_the_plain_class() -> None:
     with pytest.raises(AuthenticationError):
         await gateway.complete(ask(), "t1")
     with pytest.raises(AuthenticationError):
-        [group async for group in gateway.stream(ask(), "t2")]
+        await gateway.stream(ask(), "t2")
+
+
+async def test_a_stream_that_nobody_asks_for_is_forgotten_and_its_connection_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_gateway, "FORGOTTEN_AFTER_S", 0.0)
+    gateway = ModelGateway(ScriptedModel([final("a b c d", chunk_delay_s=60)]))
+    group = await gateway.stream(ask(), "t1")
+    assert group is not None
+    assert not group.is_over
+    while (await gateway.ping())["running"]:
+        await asyncio.sleep(0)
+    assert await gateway.more("t1") is None
 
 
 # --- with Ray --------------------------------------------------------------------------------------------------
@@ -244,6 +271,43 @@ async def test_a_hung_gateway_is_left_after_an_unanswered_ping(cluster: str, ser
         answer = await model.complete(ask("hi", settings=settings(server), agent_id="bob"))
     assert answer.message.content == "hello you there"
     assert [a.error.code if a.error else None for a in answer.attempts] == ["gateway_unavailable", None]
+
+
+@ray.remote(num_cpus=0)
+class Reader:
+    """Reads a stream in a process of its own."""
+
+    def __init__(self, namespace: str) -> None:
+        self._model = GatewayModel(namespace=namespace, gateways=1)
+        self._begun = asyncio.Event()
+
+    async def begin(self) -> int:
+        """Its process id, as soon as it has read something."""
+        await self._begun.wait()
+        return os.getpid()
+
+    async def read(self, request: ModelRequest) -> str:
+        """The whole text."""
+        text = ""
+        async for item in self._model.stream(request):
+            text += item.text if isinstance(item, TextDelta) else ""
+            self._begun.set()
+        return text
+
+
+async def test_a_reader_that_is_stopped_holds_up_nobody_else(cluster: str, server: ModelServer) -> None:
+    reader = Reader.remote(cluster)
+    reading = reader.read.remote(ask("slow", settings=settings(server), call_id="stopped"))
+    async with stopped(await reader.begin.remote()):
+        await asyncio.to_thread(server.wait_for_requests, 1)
+        model = GatewayModel(namespace=cluster, gateways=1)
+        for n in range(3):
+            items = await asyncio.wait_for(
+                drain(model, ask("hi", settings=settings(server), call_id=f"o{n}")), 60
+            )
+            assert isinstance(items[-1], ModelAnswer)
+    assert await reading == " ".join(map(str, range(50)))
+    ray.kill(reader)
 
 
 async def test_a_name_that_a_dying_gateway_holds_is_asked_for_again(

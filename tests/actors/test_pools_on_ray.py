@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray_testbed import effects
-from ray_testbed.agents import Swimmer, turn
+from ray_testbed.agents import Puppet, Swimmer, turn
 from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
 from ray_testbed.fixtures import Bench, in_background
 
@@ -258,3 +259,38 @@ def test_a_batch_that_does_not_fit_is_refused_whole_and_the_pool_works_afterward
     fits = swimmer.invoke(turn([("nimble", {"text": str(n)}) for n in range(6)]), timeout=PATIENCE_S)
     assert answers(fits) == [str(n) for n in range(6)]
     assert pool_metrics("narrow")["rejected_total"] >= 7
+
+
+# --- one agent among others -------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_stopped_holds_up_nobody_else(
+    swimmer: AgentHandle, bench: Bench, new_id: Callable[[str], str]
+) -> None:
+    """Its result waits for it in the pool; the other agents of the pool do not."""
+    # in a store of its own: it may be stopped with a transaction in hand, and SQLite has one writer
+    silent = bench.runtime().create(Puppet, new_id("silent"))
+    gate = new_id("gate")
+    handle = silent.start(turn([("hold", {"gate": gate}), ("note", {"text": "mine"})]))
+    [begun] = until_recorded(silent.agent_id, "hold")
+    with stopped(silent.status()["pid"]):
+        effects.open_gate(gate)
+        pool = ray.get_actor("pool:default", namespace="phronomy")
+        effects.until(
+            lambda: not ray.get(pool.running.remote(handle.execution_id), timeout=PATIENCE_S), "the results"
+        )
+        for text in ("one", "two"):
+            result = swimmer.invoke(turn([("note", {"text": text})]), timeout=PATIENCE_S)
+            assert answers(result) == [f"noted {text}"]
+    assert answers(handle.result(PATIENCE_S)) == ["held", "noted mine"]
+    assert [item["pid"] for item in recorded(silent.agent_id, "hold")] == [begun["pid"]], "nothing ran twice"
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing, and is not dead either."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

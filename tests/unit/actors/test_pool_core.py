@@ -6,13 +6,11 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
-import pytest
-
-from phronomy_ray.actors import pool_core
-from phronomy_ray.actors.pool_core import PoolCore, Subscription
+from phronomy_ray.actors.pool_core import PoolCore
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolOutcome
 from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_news import Subscription
 from phronomy_ray.tools.pool_placement import Lane
 from phronomy_ray.tools.pool_wire import (
     ItemKind,
@@ -135,8 +133,9 @@ async def test_a_call_waits_for_its_worker_and_ends_with_one_outcome() -> None:
     pool.begin([key])
     pool.end([key])
     assert not listener.open
-    groups = [news async for news in listener.groups()]
-    assert [type(item).__name__ for news in groups for item in news] == ["StartedCalls", "PoolItem"]
+    group = await listener.next()
+    assert group.is_over
+    assert [type(item).__name__ for item in group.news] == ["StartedCalls", "PoolItem"]
     assert pool.core.running("ex-a") == []
 
 
@@ -173,26 +172,6 @@ async def test_a_new_owner_attaches_and_shuts_the_former_one_out() -> None:
     [late], stale = pool.submit(epoch=1)
     assert len(pool.fleet.sent) == before
     assert outcomes(stale) == {late: (ItemKind.OUTCOME, "not_performed")}
-
-
-async def test_lists_keep_a_distance_and_the_last_one_waits_for_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pool_core, "LISTS_PER_CALL_S", 60.0)
-    monkeypatch.setattr(pool_core, "LISTS_EVERY_S", 60.0)
-    pool = Pool()
-    keys, listener = pool.submit(3)
-    pool.ready()
-    groups = listener.groups()
-    pool.end(keys[:1])
-    assert [item.key for item in await anext(groups) if isinstance(item, PoolItem)] == keys[:1]
-    following = asyncio.ensure_future(anext(groups))
-    pool.end(keys[1:2])
-    done, _ = await asyncio.wait({following}, timeout=0.05)
-    assert not done, "it waits for company"
-    pool.end(keys[2:])
-    found = await asyncio.wait_for(following, 10)
-    assert [item.key for item in found if isinstance(item, PoolItem)] == keys[1:]
 
 
 async def test_a_full_pool_refuses_at_once_and_takes_the_next_batch_that_fits() -> None:
