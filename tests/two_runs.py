@@ -6,6 +6,7 @@ second run is shown when the first has ended; the exit code is the worse of the 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ LAST = ("chaos", "cluster")
 
 def main(arguments: list[str]) -> int:
     """Run, and return the exit code."""
+    # Hundreds of processes import the package, one for every agent: without byte code each compiles it anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     pytest = [sys.executable, "-m", "pytest", "-q", *arguments]
     if any("tests/" in argument or argument == "tests" for argument in arguments):
         return subprocess.call(pytest)

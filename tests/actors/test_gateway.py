@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
 from phronomy_ray.actors import model_gateway
@@ -35,7 +33,8 @@ from phronomy_ray.models.script import call, calls, error, final, hang
 from phronomy_ray.models.scripted import ScriptedModel
 from phronomy_ray.testing.model_server import ModelServer
 
-NAMESPACE = "phronomy-test-gateway"
+#: The session's: a gateway loads litellm for seconds, so that other tests' gateways are used.
+NAMESPACE = "phronomy"
 
 # --- without Ray -----------------------------------------------------------------------------------------------
 
@@ -123,13 +122,9 @@ async def test_a_stream_that_nobody_asks_for_is_forgotten_and_its_connection_clo
 # --- with Ray --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace=NAMESPACE, log_to_driver=False)
-    try:
-        yield NAMESPACE
-    finally:
-        ray.shutdown()
+@pytest.fixture
+def cluster(connected: str) -> str:
+    return NAMESPACE
 
 
 @pytest.fixture
@@ -347,7 +342,7 @@ async def test_cost_of_the_way_through_the_gateway(model: GatewayModel, server: 
 
     async def measure(port: ModelPort, *, stream: bool) -> tuple[float, float]:
         times = []
-        for _ in range(40):
+        for _ in range(15):
             request = ask("hi", settings=settings(server))
             started = time.perf_counter()
             await (drain(port, request) if stream else port.complete(request))

@@ -1,11 +1,9 @@
-"""Tools that eat memory, on small clusters of their own: the call has a typed outcome and no agent dies for it."""
+"""Tools that eat memory, on a small cluster of their own: the call has a typed outcome and no agent dies for it."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -30,27 +28,34 @@ GIB = 2**30
 ROOM_BYTES = 3 * GIB
 
 
-@pytest.fixture
-def small(shared: Session, new_id: Callable[[str], str]) -> Iterator[Callable[..., Runtime]]:
-    """Makes a runtime on a cluster of one node, whose memory is nearly used up if need be."""
-    shared.disconnect()
-    opened: list[Any] = []
+@pytest.fixture(scope="module")
+def small_cluster(shared: Session) -> Iterator[LocalCluster]:
+    """One node, whose memory counts as nearly used up when a tool has eaten `ROOM_BYTES`."""
+    used, total = node_bytes()
+    env = dict(shared.environment)
+    if total:
+        env[THRESHOLD_ENV] = f"{min(0.95, (used + ROOM_BYTES) / total + MARGIN):.4f}"
+    config = {"memory_monitor_refresh_ms": 250}
+    with LocalCluster(workers=0, num_cpus=2, env=env, system_config=config) as cluster:
+        yield cluster
 
-    def make(*, threshold: float | None = None, pools: dict[str, PoolConfig] | None = None) -> Runtime:
-        env = shared.environment | ({THRESHOLD_ENV: f"{threshold:.4f}"} if threshold is not None else {})
-        cluster = LocalCluster(
-            workers=0, num_cpus=2, env=env, system_config={"memory_monitor_refresh_ms": 250}
-        ).start()
-        opened.append(cluster.shutdown)
-        folder = tempfile.TemporaryDirectory()
-        opened.append(folder.cleanup)
-        runtime = Runtime(cluster.address, store=f"sqlite:///{Path(folder.name) / 'store.db'}", pools=pools)
-        opened.append(runtime.close)
-        return runtime
+
+@pytest.fixture
+def small(
+    shared: Session, small_cluster: LocalCluster, tmp_path: Path, new_id: Callable[[str], str]
+) -> Iterator[Callable[..., Runtime]]:
+    """Makes a runtime on the small cluster, with pools of its own."""
+    shared.disconnect()
+    made: list[Runtime] = []
+
+    def make(*, pools: dict[str, PoolConfig] | None = None) -> Runtime:
+        store = f"sqlite:///{tmp_path / 'store.db'}"
+        made.append(Runtime(small_cluster.address, store=store, namespace=new_id("memory"), pools=pools))
+        return made[-1]
 
     yield make
-    for close in reversed(opened):
-        close()
+    for runtime in made:
+        runtime.close()
     ray.shutdown()
 
 
@@ -84,10 +89,8 @@ def test_a_worker_over_its_pool_s_limit_is_a_typed_outcome_of_its_call(
 def test_a_tool_that_uses_its_node_up_costs_no_agent_its_life(
     small: Callable[..., Runtime], new_id: Callable[[str], str]
 ) -> None:
-    used, total = node_bytes()
-    threshold = min(0.95, (used + ROOM_BYTES) / total + MARGIN)
-    runtime = small(threshold=threshold)
-    agents = [runtime.create(Swimmer, new_id("bystander")) for _ in range(3)]
+    runtime = small()
+    agents = [runtime.create(Swimmer, new_id("bystander")) for _ in range(2)]
     assert agents[0].invoke(turn([("note", {"text": "warm"})]), timeout=PATIENCE_S).output == "done"
     before = [agent.status()["pid"] for agent in agents]
     handle = agents[0].start(turn([("devour", {"pool_bytes": 4 * ROOM_BYTES})]))

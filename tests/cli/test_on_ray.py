@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_testbed.fixtures import kill_actor
 from ray_testbed.session import Session
+from typer.testing import CliRunner
 
+from phronomy_ray.cli.app import app
 from phronomy_ray.store.sql_store import open_store
 
 AGENTS = """
@@ -100,7 +103,10 @@ class Terminal:
         return done
 
     def json(self, *words: str) -> Any:
-        return json.loads(self.run(*words, "--json").stdout)
+        """What a command says that only reads the store; in this process, since another one takes seconds to start."""
+        done = CliRunner().invoke(app, [*words, "--json", "--store", self.store], prog_name="phronomy")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
 
     def start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -130,8 +136,10 @@ class Terminal:
 def terminal(shared: Session, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     made = Terminal(shared, tmp_path_factory.mktemp("terminal"))
     yield made
+    shared.connect()
     for agent in made.json("agents"):
-        made.run("unload", agent["agent_id"])
+        kill_actor(agent["agent_id"])
+    shared.disconnect()
 
 
 def test_run_needs_a_human_and_approve_brings_it_to_its_end(terminal: Terminal) -> None:
@@ -223,7 +231,7 @@ def test_cancel(terminal: Terminal) -> None:
 
 
 def test_the_doctor_sees_the_cluster(terminal: Terminal) -> None:
-    found = {item["check"]: item for item in terminal.json("doctor")["checks"]}
+    found = {item["check"]: item for item in json.loads(terminal.run("doctor", "--json").stdout)["checks"]}
     assert found["ray"]["status"] == "ok"
     assert "nodes" in found["ray"]["detail"]
     assert found["litellm"]["status"] == "ok"

@@ -409,8 +409,8 @@ def devour_alone(pool_bytes: int, context: ToolContext) -> str:
 def _eat(size: int, context: ToolContext) -> str:
     effects.record(context.agent_id, "eat", attempt=context.attempt)
     eaten = []
-    for _ in range(size // 2**23):
-        eaten.append(b"x" * 2**23)
+    for _ in range(size // 2**24):
+        eaten.append(b"x" * 2**24)
         time.sleep(0.02)
     return f"ate {len(eaten)} pieces"
 
