@@ -8,8 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any, cast
 
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
+from phronomy_ray.engine.kept_results import revisions_of
+from phronomy_ray.engine.parts import EngineParts
 from phronomy_ray.engine.reading import load_result
-from phronomy_ray.engine.single_writer import EngineParts, SingleWriter
+from phronomy_ray.engine.single_writer import SingleWriter
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentUnloadedError,
@@ -58,7 +60,7 @@ class AgentEngine(SingleWriter):
         context = _as_json(durable_context, "durable_context")
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
-        await self._input_budget()
+        await self._budget.learn()
         prepared = None
         instructions = self.definition.instructions
         if isinstance(instructions, str) and not self._user_code.prepares_input:
@@ -122,7 +124,7 @@ class AgentEngine(SingleWriter):
                     running.approvals,
                     tuple(call.row for call in running.batch),
                     tuple(Message.from_wire(message) for _, message in self.state.conversation.current),
-                    self._revisions(),
+                    revisions_of(self.state.root),
                 ),
             )
         result = self._results.get(execution_id)
@@ -153,7 +155,7 @@ class AgentEngine(SingleWriter):
         if event.edited_arguments is not None:
             event = replace(event, edited_arguments=_json_object(event.edited_arguments, "edited_arguments"))
         await self.activate()
-        await self._know_input_budget()
+        await self._budget.try_to_learn()
         try:
             await self._apply(event)
         except ApprovalExpiredError:
@@ -195,7 +197,7 @@ class AgentEngine(SingleWriter):
         _check_text(event.error, "error")
         _check_text(event.decided_by, "decided_by")
         await self.activate()
-        await self._know_input_budget()
+        await self._budget.try_to_learn()
         if event.outcome == "succeeded":
             encoded = encode_result(event.result)
             event = Resolve(

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from phronomy_ray.approvals import StandingRule
-from phronomy_ray.assembly.sources import SourceReference
-from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.agent import AgentDefinition
-from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
+from phronomy_ray.engine.activation import take_over
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
-from phronomy_ray.engine.reading import check_definition, check_options, messages_of
+from phronomy_ray.engine.input_budget import InputBudget
+from phronomy_ray.engine.kept_results import KeptResults
+from phronomy_ray.engine.parts import EngineParts, EngineTiming
 from phronomy_ray.engine.store_client import StoreClient
+from phronomy_ray.engine.tasks import EngineTasks
 from phronomy_ray.engine.turn_clock import TurnClock
 from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.engine.user_code import UserCode
@@ -35,69 +34,23 @@ from phronomy_ray.errors import (
     AgentUnloadedError,
     ConfigurationError,
     ErrorRecord,
-    ModelError,
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
-    safe_message,
 )
 from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
-from phronomy_ray.journal import ExecutionRow, ExecutionStatus, JournalRecord
-from phronomy_ray.kernel.context import Conversation
+from phronomy_ray.journal import ExecutionRow, ExecutionStatus
 from phronomy_ray.kernel.effects import Effect, Publish, Settled, Step
 from phronomy_ray.kernel.ending import TURN_TIMEOUT
 from phronomy_ray.kernel.inputs import Cancel, Env, Expire, Input, Recover, ToolOutcomes, ToolsLate
 from phronomy_ray.kernel.machine import step
-from phronomy_ray.kernel.progress import binding_of
-from phronomy_ray.kernel.state import AgentState, Execution, contents_of, pending_approvals
-from phronomy_ray.messages import Message
-from phronomy_ray.models.port import ModelPort
+from phronomy_ray.kernel.state import AgentState, Execution, pending_approvals
 from phronomy_ray.redaction import redact_text
-from phronomy_ray.results import ResultParts, RunResult, result_of
-from phronomy_ray.store.port import Store
-from phronomy_ray.tool_calls import ToolSettings
 from phronomy_ray.tools.envelope import redacted
-from phronomy_ray.tools.executor import ToolExecutor
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.engine")
-#: Results of ended executions that are kept in memory.
-KEPT_RESULTS = 32
-#: Records that are read at once.
-JOURNAL_PAGE = 2_000
-
-
-@dataclass
-class EngineParts:
-    """What an engine is wired to."""
-
-    store: Store
-    model: ModelPort
-    tools: ToolExecutor
-    clock: Clock = field(default_factory=SystemClock)
-    #: Who the owner is, for people: node, pid.
-    owner: dict[str, Any] = field(default_factory=dict)
-    #: Called once when another owner has taken the agent.
-    on_ownership_lost: Callable[[], None] = lambda: None
-    fault_directory: str | None = None
-    #: The runtime's tool registries, for definitions that name none themselves (`assembly.sources`); empty for none.
-    registry: SourceReference = ""
-    #: How long an unreachable store is tried again, in seconds.
-    store_retry_s: float = 10.0
-    #: What is set for this agent beside its definition.
-    options: InstanceOptions = field(default_factory=InstanceOptions)
-    #: What the runtime sets for all its agents.
-    defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
-
-
-@dataclass
-class EngineTiming:
-    """What this process has spent on the agent's commits."""
-
-    #: Waiting for commits, in seconds.
-    commit_s: float = 0.0
-    commits: int = 0
 
 
 class SingleWriter(WorkerInputRestricted):
@@ -119,7 +72,7 @@ class SingleWriter(WorkerInputRestricted):
         self._activating: asyncio.Task[None] | None = None
         self._halted: PhronomyError | None = None
         self._sealed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = EngineTasks(agent_id, self._halt_once)
         self._turn_tools = TurnTools(agent_id, definition, parts.registry)
         self._user_code = UserCode(
             agent_id,
@@ -138,19 +91,18 @@ class SingleWriter(WorkerInputRestricted):
                 faults=self._faults,
                 publish=self.hub.publish,
                 feed=self._feed,
-                spawn=self._spawn_guarded,
+                spawn=self._tasks.spawn_guarded,
                 execution=lambda: self._state.execution if self._state is not None else None,
                 rules=self._rules,
             ),
-            tool_settings=_tool_settings(parts),
+            tool_settings=parts.tool_settings,
         )
         self._turn_clock = TurnClock(
-            definition.turn_timeout_s, lambda id_: self._spawn(self._guard(self._end_turn(id_)))
+            definition.turn_timeout_s, lambda id_: self._tasks.spawn_guarded(self._end_turn(id_))
         )
-        self._alarm = ExpiryAlarm(parts.clock, lambda: self._spawn(self._guard(self._expire())))
-        self._results: OrderedDict[str, RunResult] = OrderedDict()
-        self._budget: int | None = None
-        self._budget_known = False
+        self._alarm = ExpiryAlarm(parts.clock, lambda: self._tasks.spawn_guarded(self._expire()))
+        self._results = KeptResults()
+        self._budget = InputBudget(agent_id, definition, parts.model)
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -190,7 +142,7 @@ class SingleWriter(WorkerInputRestricted):
         if self._state is not None and self._halted is None:
             return
         if self._activating is None or self._activating.done():
-            self._activating = self._spawn(self._activate())
+            self._activating = self._tasks.spawn(self._activate())
         await asyncio.shield(self._activating)
 
     async def _activate(self) -> None:
@@ -201,31 +153,20 @@ class SingleWriter(WorkerInputRestricted):
                 await self._work.stop()  # what an earlier incarnation of this engine left running
                 self.hub.forget()  # the commit that it stopped with may have happened
             await self._faults.reach("before_claim")
-            store = self._store.store
-            root = await self._store.run(store.load_root, self.agent_id)
-            check_definition(self.definition, root.definition_id, root.definition_version, self.agent_id)
-            hydration = await self._store.run(
-                store.claim, self.agent_id, owner=self._parts.owner, now=self._parts.clock.now()
+            self._state = await take_over(
+                self.agent_id,
+                self._store,
+                self.definition,
+                self._parts.options,
+                self._turn_tools,
+                owner=self._parts.owner,
+                now=self._parts.clock.now(),
             )
-            if hydration.execution is not None:
-                check_options(self._parts.options, hydration.execution.state, self.agent_id)
-            conversation = Conversation().apply(await self._read_journal())
-            contents = {
-                digest: await self._store.run(store.read_content, digest) for digest in contents_of(hydration)
-            }
-            tools = None
-            if hydration.execution is not None:
-                tools = await self._turn_tools.rebind(
-                    binding_of(hydration.execution.state),
-                    lambda digest: self._store.run(store.read_content, digest),
-                )
-            self._state = AgentState.hydrate(hydration, conversation, contents, tools)
             self._halted = None
             try:
                 await self._recover()
             except Exception as error:  # an execution that was found and not gone on with would never end
-                if self._halted is None:
-                    self._halt(error)
+                self._halt_once(error)
                 raise
 
     async def _recover(self) -> None:
@@ -242,20 +183,8 @@ class SingleWriter(WorkerInputRestricted):
         execution = self.state.execution
         if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
             if execution.row.status is not ExecutionStatus.SUSPENDED or _may_expire(execution):
-                await self._know_input_budget()
+                await self._budget.try_to_learn()
             await self._step(Recover(await self._work.attach(execution, self.state.root.epoch)))
-
-    async def _read_journal(self) -> list[JournalRecord]:
-        records: list[JournalRecord] = []
-        after = 0
-        while True:
-            page = await self._store.run(
-                self._store.store.read_journal, self.agent_id, after=after, limit=JOURNAL_PAGE
-            )
-            records.extend(page)
-            if len(page) < JOURNAL_PAGE:
-                return records
-            after = page[-1].position
 
     async def seal(self) -> None:
         """Stop for good so that the process can go; everything stays stored.
@@ -290,7 +219,7 @@ class SingleWriter(WorkerInputRestricted):
     # --- the single writer -------------------------------------------------------------------------------------
 
     async def _apply(self, event: Input) -> None:
-        await asyncio.shield(self._spawn(self._apply_locked(event)))
+        await asyncio.shield(self._tasks.spawn(self._apply_locked(event)))
 
     async def _apply_locked(self, event: Input) -> None:
         """Decide and commit. The end of an execution waits for bodies that still run although their calls timed out,
@@ -305,7 +234,7 @@ class SingleWriter(WorkerInputRestricted):
                     raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
                 before = self.state
                 decided = self._decide(event)
-                ended = next((item.row for item in decided.effects if isinstance(item, Settled)), None)
+                ended = _ended_by(decided)
                 if ended is None or quiet or not self._work.has_stragglers(ended.execution_id):
                     await self._carry_out(before, decided)
                     return
@@ -324,7 +253,7 @@ class SingleWriter(WorkerInputRestricted):
         env = Env(
             self.definition,
             self._parts.clock.now(),
-            self._budget,
+            self._budget.tokens,
             self._parts.owner,
             builds_input=self._user_code.builds_input,
             filters_output=self._user_code.filters_output,
@@ -347,7 +276,9 @@ class SingleWriter(WorkerInputRestricted):
         try:
             if decided.commit is not None:
                 self._state = decided.state
-                self._keep_result(before, decided.state, decided.commit.journal, decided.effects)
+                ended = _ended_by(decided)
+                if ended is not None:
+                    self._results.keep(ended, before, decided.state, decided.commit.journal)
                 await self._faults.reach(f"after_commit:{decided.commit.step}")
             for effect in decided.effects:
                 await self._perform(effect)
@@ -361,7 +292,7 @@ class SingleWriter(WorkerInputRestricted):
     async def _expire(self) -> None:
         """The alarm: whether anything has expired is the kernel's to say."""
         if self._halted is None and not self._sealed:
-            await self._know_input_budget()
+            await self._budget.try_to_learn()
             await self._feed(Expire())
 
     async def _end_turn(self, execution_id: str) -> None:
@@ -383,6 +314,10 @@ class SingleWriter(WorkerInputRestricted):
             now=self._parts.clock.now(),
         )
         return tuple(found)
+
+    def _halt_once(self, error: Exception) -> None:
+        if self._halted is None:
+            self._halt(error)
 
     def _halt(self, error: Exception) -> None:
         """Stop with `error`: the state in memory may differ from the store, so nothing is done from it any more."""
@@ -422,115 +357,14 @@ class SingleWriter(WorkerInputRestricted):
         try:
             await self._apply(event)
         except PhronomyError as error:
-            if self._halted is None:
-                self._halt(error)
+            self._halt_once(error)
             return False
         return True
-
-    def _spawn_guarded(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = self._spawn(self._guard(work))
-        task.add_done_callback(
-            lambda _: work.close()
-        )  # cancelled before its first step, nobody has awaited it
-        return task
-
-    async def _guard(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Work that ends without an input for the kernel would never be missed: whatever it raises stops the engine."""
-        try:
-            await work
-        except Exception as error:
-            if self._halted is None:
-                self._halt(error)
-            if not isinstance(error, PhronomyError):
-                raise
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and not isinstance(error, PhronomyError):
-            _LOG.error("agent %s: internal fault", self.agent_id, exc_info=error)
-            if self._halted is None:
-                self._halt(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-
-    # --- results -----------------------------------------------------------------------------------------------
-
-    async def _know_input_budget(self) -> None:
-        """Before anything that can lead to a model call; a limit that cannot be learned now is asked for again."""
-        try:
-            await self._input_budget()
-        except ModelError as error:
-            _LOG.warning(
-                "agent %s: the model's limits are not known: %s", self.agent_id, redact_text(str(error))
-            )
-
-    async def _input_budget(self) -> None:
-        """Learn how much the model takes. Raises `ModelError` when nobody can say."""
-        if self._budget_known:
-            return
-        definition = self.definition
-        window = definition.context_window
-        if window is None:
-            by_name = isinstance(definition.model, str)
-            port = self._parts.model if by_name else definition.model
-            name = definition.model if by_name else type(definition.model).__name__
-            window = await _window_of(port, name) if hasattr(port, "info") else None
-        if window is not None:
-            self._budget = max(1, window - (definition.max_output_tokens or 0))
-        self._budget_known = True
-
-    def _revisions(self) -> dict[str, int]:
-        root = self.state.root
-        return {
-            "agent_revision": root.agent_revision,
-            "context_revision": root.context_revision,
-            "journal_position": root.journal_position,
-        }
-
-    def _keep_result(
-        self,
-        before: AgentState,
-        after: AgentState,
-        journal: tuple[JournalRecord, ...],
-        effects: tuple[Effect, ...],
-    ) -> None:
-        row: ExecutionRow | None = next((item.row for item in effects if isinstance(item, Settled)), None)
-        if row is None:
-            return
-        earlier = [message for _, message in before.conversation.current]
-        messages = (*earlier, *messages_of(journal))
-        parts = ResultParts(
-            messages=tuple(Message.from_wire(item) for item in messages), revisions=self._revisions()
-        )
-        self._results[row.execution_id] = result_of(row, parts)
-        while len(self._results) > KEPT_RESULTS:
-            self._results.popitem(last=False)
 
 
 def _may_expire(execution: Execution) -> bool:
     return any(item.expires_at is not None for item in pending_approvals(execution))
 
 
-def _tool_settings(parts: EngineParts) -> ToolSettings | None:
-    filters, limit = tuple(parts.options.result_filters), parts.defaults.max_result_chars
-    return ToolSettings(limit, filters) if filters or limit is not None else None
-
-
-async def _window_of(port: Any, name: Any) -> int | None:
-    """Tokens that the model takes, ``None`` when the port does not know. Raises `ModelError`, whatever the port raises."""
-    try:
-        info = await port.info(name)
-        return None if info is None else info.max_input_tokens
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"the model port cannot say what the model takes: {type(error).__name__}: {safe_message(error)}"
-        ) from error
+def _ended_by(decided: Step) -> ExecutionRow | None:
+    return next((item.row for item in decided.effects if isinstance(item, Settled)), None)

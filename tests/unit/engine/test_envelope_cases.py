@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from phronomy_ray.definition.tool import tool
-from phronomy_ray.engine.single_writer import KEPT_RESULTS
+from phronomy_ray.engine.kept_results import KEPT_RESULTS
 from phronomy_ray.errors import OwnershipLostError, StateConflictError
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import ToolOutcomes
