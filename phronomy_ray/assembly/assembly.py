@@ -25,7 +25,7 @@ from phronomy_ray.assembly.capabilities import (
 )
 from phronomy_ray.assembly.registry import Entry, tool_of
 from phronomy_ray.assembly.sources import AssemblySources
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool import Tool
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
 from phronomy_ray.definition.tool_source import Offer

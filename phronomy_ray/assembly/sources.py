@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from phronomy_ray.assembly.capabilities import CapabilityRegistry
 from phronomy_ray.assembly.registry import ToolRegistry
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.importing import import_object
 from phronomy_ray.errors import ConfigurationError, DefinitionUnavailableError, PhronomyError, safe_message
 

@@ -38,3 +38,10 @@ def import_object(path: str, *, what: str, form: str = "module:Class") -> Any:
             f"{safe_message(error)}"
         ) from error
     return target
+
+
+def class_path_of(cls: type) -> str:
+    """``module:Class``, or empty when other processes cannot import it (``__main__`` or inside a function)."""
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        return ""
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.engine.reading import check_definition, check_options
 from phronomy_ray.engine.store_client import StoreClient

@@ -24,7 +24,7 @@ from phronomy_ray.approvals import (
     DecisionSource,
 )
 from phronomy_ray.canonical_json import to_json_value
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool import ToolSpec
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.commits import NewAgent
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import Channel, JournalRecord, RecordKind

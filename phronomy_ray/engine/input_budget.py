@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.errors import ModelError, safe_message
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.redaction import redact_text

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from phronomy_ray.approvals import StandingRule
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.engine.activation import take_over
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm

@@ -11,7 +11,7 @@ from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed, ToolAssemb
 from phronomy_ray.assembly.binding import Binding
 from phronomy_ray.assembly.capabilities import CapabilityEvent, CapabilityEventKind, Turn
 from phronomy_ray.assembly.sources import SourceReference, sources_of
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.definition.tool_source import Offer
 from phronomy_ray.errors import PhronomyError

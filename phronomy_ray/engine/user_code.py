@@ -15,7 +15,7 @@ from typing import Any
 
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed
 from phronomy_ray.canonical_json import clean_text, to_json_value
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.filters import FilterContext, FilterSite, name_of
 from phronomy_ray.definition.hooks import LLMInputBuildContext, LLMInputPatch, frozen
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, cast
 
 from phronomy_ray.approvals import StandingRule
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.engine.authorization import Authorizer
 from phronomy_ray.engine.model_runner import run_model_call

@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any
 
 from phronomy_ray.approvals import StandingRule
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.schema import ArgumentError
 from phronomy_ray.definition.tool import OnSchemaError, ToolSpec
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.ids import tool_call_id
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phronomy_ray.canonical_json import content_hash, dumps
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.journal import ApprovalRow, ToolCallRow
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from phronomy_ray.approvals import CallAuthorization, StandingRule
 from phronomy_ray.assembly.binding import Binding
 from phronomy_ray.assembly.capabilities import CapabilityEvent
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.models.port import ModelAnswer

@@ -14,7 +14,8 @@ import ray
 from phronomy_ray.actors.directory import AgentDirectory
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.clock import SystemClock
-from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.definition.agent import Agent
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import check_knowledge, new_agent

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import Tool, ToolCompletion
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ToolError, ToolTimeoutError
 from phronomy_ray.tool_calls import ToolContext
 

@@ -19,9 +19,9 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.canonical_json import clean_text, dumps_plain, to_json_value
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.filters import FilterContext, FilterSite
 from phronomy_ray.definition.schema import ArgumentError
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import (
     CancellationError,
     ErrorRecord,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.tool_calls import (
     Attachment,
     CallKey,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from phronomy_ray.assembly.assembly import bind_entry
 from phronomy_ray.assembly.sources import sources_of
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.source import DefinitionSource
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.tool_calls import ToolInvocation
 

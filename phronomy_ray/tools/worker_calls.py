@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool_options import ExecutionMode
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome

@@ -10,7 +10,8 @@ import pytest
 from phronomy_ray.assembly.capabilities import CapabilityRegistry, Provider, Turn
 from phronomy_ray.assembly.registry import ToolRegistry
 from phronomy_ray.assembly.sources import AssemblySources
-from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.definition.agent import Agent
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool import FunctionTool, tool
 
 TURN = Turn("a1", "ex1")

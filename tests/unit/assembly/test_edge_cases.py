@@ -53,7 +53,7 @@ from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed, ToolAssemb
 from phronomy_ray.assembly.binding import Binding, Choice, Origin
 from phronomy_ray.assembly.capabilities import CapabilityEventKind, Turn
 from phronomy_ray.assembly.sources import AssemblySources
-from phronomy_ray.definition.agent import AgentDefinition
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool import Tool, tool
 from phronomy_ray.errors import (
     CapabilityAmbiguous,

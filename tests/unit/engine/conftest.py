@@ -14,7 +14,8 @@ import pytest
 
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.commits import NewAgent
-from phronomy_ray.definition.agent import Agent, AgentDefinition
+from phronomy_ray.definition.agent import Agent
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.events import Event
 from phronomy_ray.faults import write_plan

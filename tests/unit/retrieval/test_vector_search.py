@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phronomy_ray import Agent
-from phronomy_ray.definition.agent import BoundTool
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ConfigurationError, RateLimitError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.retrieval import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool import ExecutionMode, Tool, ToolCompletion, tool
+from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ConfigurationError, SerializationError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolLate, ToolOutcome, ToolStarted
