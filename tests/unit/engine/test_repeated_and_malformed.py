@@ -228,7 +228,7 @@ async def test_a_recovery_that_fails_is_not_taken_for_done(lab: Any, monkeypatch
         raise ConfigurationError("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "_know_input_budget", fail)
+        patched.setattr(engine._budget, "try_to_learn", fail)
         for _ in range(2):
             with pytest.raises(ConfigurationError, match="not now"):
                 await engine.activate()
