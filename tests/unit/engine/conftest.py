@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,25 +218,3 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     yield laboratory
     await laboratory.settle()
     laboratory.close()
-
-
-def check_paired(messages: Sequence[dict[str, Any]]) -> None:
-    """Every call is answered once, directly behind its message and in its order; nothing else is answered."""
-    open_ids: list[str] = []
-    for message in messages:
-        if message["role"] == "tool":
-            assert open_ids, f"{message} answers nothing"
-            assert message["tool_call_id"] == open_ids.pop(0), f"{message} answers out of order"
-            continue
-        assert not open_ids, f"{message} stands before the answers to {open_ids}"
-        open_ids = [call["id"] for call in message.get("tool_calls", ())]
-        assert all(open_ids), "an empty call id"
-        assert len(set(open_ids)) == len(open_ids)
-        for call in message.get("tool_calls", ()):
-            assert isinstance(json.loads(call["function"]["arguments"]), dict)
-    assert not open_ids, f"unanswered: {open_ids}"
-
-
-@pytest.fixture
-def paired() -> Callable[[Sequence[dict[str, Any]]], None]:
-    return check_paired
