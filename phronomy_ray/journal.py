@@ -92,6 +92,16 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+class ModelCallStatus(StrEnum):
+    """Durable status of one model call."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    #: Stopped because its execution was cancelled.
+    CANCELLED = "cancelled"
+
+
 class ToolCallStatus(StrEnum):
     """Durable status of one tool call in the effect ledger."""
 
@@ -257,8 +267,7 @@ class ModelCallRow:
     model_call_id: str
     execution_id: str
     sequence: int
-    #: ``pending`` | ``completed`` | ``failed`` | ``cancelled``
-    status: str
+    status: ModelCallStatus
     #: What exactly the model was shown, by journal range and content hash.
     manifest: dict[str, Any]
     started_at: datetime

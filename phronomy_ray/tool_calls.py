@@ -12,7 +12,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from phronomy_ray.errors import CancellationError, ErrorRecord
+from phronomy_ray.errors import CancellationError, ErrorRecord, InvalidInputError
 from phronomy_ray.journal import ToolCallStatus
 
 #: One dispatch of one call: its id and the number of the attempt.
@@ -182,6 +182,23 @@ class Attachment:
     attached: frozenset[CallKey] = frozenset()
     #: Certainly never begun, and fenced off: they can be dispatched whatever their replay rule.
     not_started: frozenset[CallKey] = frozenset()
+
+
+class Resolution(StrEnum):
+    """A human's word on a call whose outcome nobody knows."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    #: It is run again.
+    NOT_PERFORMED = "not_performed"
+
+    @classmethod
+    def of(cls, word: str) -> Resolution:
+        """The member that `word` names. Raises `InvalidInputError`."""
+        try:
+            return cls(word)
+        except ValueError:
+            raise InvalidInputError(f"outcome must be one of {', '.join(cls)}, not {word!r}") from None
 
 
 class ToolOrigin(StrEnum):

@@ -40,6 +40,7 @@ from phronomy_ray.kernel.inputs import Decide, Resolve
 from phronomy_ray.mcp import access
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tool_environment import ChildAgents
 
 _LOG = logging.getLogger("phronomy_ray.actors")
@@ -281,7 +282,7 @@ class AgentActor:
         word = Resolve(
             execution_id,
             tool_call_id,
-            outcome,
+            Resolution.of(outcome),
             result,
             "",
             error,

@@ -17,6 +17,7 @@ from phronomy_ray.cli.session import Session, session_of
 from phronomy_ray.errors import InvalidInputError, NotFoundError, StateConflictError
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus
 from phronomy_ray.results import RunResult
+from phronomy_ray.tool_calls import Resolution
 
 #: Shortest beginning of an id that is taken for the id.
 MIN_PREFIX_CHARS = 6
@@ -152,8 +153,7 @@ def resolve(
 ) -> None:
     """Say what became of a tool call that a crash interrupted. Wakes the agent."""
     session = session_of(context)
-    if outcome not in ("succeeded", "failed", "not_performed"):
-        raise InvalidInputError(f"OUTCOME must be succeeded, failed or not_performed, not {outcome!r}")
+    word = Resolution.of(outcome)
     with session.open_store() as store:
         row = store.load_execution(execution)
         if all(item.tool_call_id != call for item in store.tool_calls(execution)):
@@ -163,12 +163,12 @@ def resolve(
         found = runtime.agent(row.agent_id).resolve(
             execution,
             call,
-            outcome,
-            result=parse_value(result) if outcome == "succeeded" else None,
+            word,
+            result=parse_value(result) if word is Resolution.SUCCEEDED else None,
             error=error,
             decided_by=by or default_decider(),
         )
-        session.console.print(f"{call} is {outcome}", markup=False, style="green")
+        session.console.print(f"{call} is {word.value}", markup=False, style="green")
         if wait:
             _finish(session, runtime.execution(execution).wait("suspended"))
         elif found.unresolved:

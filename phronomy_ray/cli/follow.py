@@ -17,6 +17,7 @@ from phronomy_ray.errors import NotFoundError, StateConflictError
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
+from phronomy_ray.tool_calls import Resolution
 
 if TYPE_CHECKING:
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
@@ -172,10 +173,10 @@ class Follower:
         from phronomy_ray.cli.decisions import default_decider, parse_value
 
         outcome = ""
-        while outcome not in ("succeeded", "failed", "not_performed"):
+        while outcome not in list(Resolution):
             outcome = _answer("What happened: succeeded, failed or not_performed (run it again)?")
-        result = parse_value(_answer("Its result:")) if outcome == "succeeded" else None
-        reason = _answer("What went wrong?") if outcome == "failed" else ""
+        result = parse_value(_answer("Its result:")) if outcome == Resolution.SUCCEEDED else None
+        reason = _answer("What went wrong?") if outcome == Resolution.FAILED else ""
         try:
             self._handle.agent.resolve(
                 self._handle.execution_id,

@@ -30,6 +30,7 @@ from phronomy_ray.kernel.humans import answered_otherwise, is_same_answer
 from phronomy_ray.kernel.inputs import Cancel, Decide, Expire, Prepared, Resolve, Start
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalDecision, ResultParts, RunResult, result_of
+from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tool_results import encode_result
 
 __all__ = ["AgentEngine", "EngineParts"]
@@ -198,19 +199,9 @@ class AgentEngine(SingleWriter):
         _check_text(event.decided_by, "decided_by")
         await self.activate()
         await self._budget.try_to_learn()
-        if event.outcome == "succeeded":
+        if event.outcome is Resolution.SUCCEEDED:
             encoded = encode_result(event.result)
-            event = Resolve(
-                event.execution_id,
-                event.tool_call_id,
-                event.outcome,
-                encoded.json,
-                encoded.text,
-                event.error,
-                event.expected_revision,
-                event.decided_by,
-                event.expected_attempt,
-            )
+            event = replace(event, result=encoded.json, result_text=encoded.text)
         try:
             await self._apply(event)
         except (StateConflictError, NotFoundError):
@@ -224,11 +215,11 @@ class AgentEngine(SingleWriter):
         row = next((call for call in calls if call.tool_call_id == event.tool_call_id), None)
         if row is None or row.agent_id != self.agent_id or event.expected_attempt is None:
             return False
-        if event.outcome == "not_performed":
+        if event.outcome is Resolution.NOT_PERFORMED:
             return row.attempt > event.expected_attempt
         if row.attempt != event.expected_attempt:
             return False
-        if event.outcome == "succeeded":
+        if event.outcome is Resolution.SUCCEEDED:
             return row.status is ToolCallStatus.SUCCEEDED and row.result == event.result
         return (row.error or {}).get("code") == "resolved_failed" and (row.error or {}).get(
             "message"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phronomy_ray.errors import EmptyResponseError, ErrorRecord, ModelError, OutputTruncatedError
-from phronomy_ray.journal import Channel, RecordKind
+from phronomy_ray.journal import Channel, ModelCallStatus, RecordKind
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.after_batch import after_batch, at_limit
 from phronomy_ray.kernel.approvals import settle_batch
@@ -32,7 +32,9 @@ def model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
     usage = answer.usage or Usage(unknown_calls=1)
     draft.progress(usage=execution.progress.usage + usage)
     ended = draft.end_model_call(
-        "completed", usage=usage.to_wire(), attempts=[attempt.to_wire() for attempt in answer.attempts]
+        ModelCallStatus.COMPLETED,
+        usage=usage.to_wire(),
+        attempts=[attempt.to_wire() for attempt in answer.attempts],
     )
     call_id = ended.model_call_id
     draft.record(
@@ -40,7 +42,7 @@ def model_answered(state: AgentState, event: ModelAnswered, env: Env) -> Step:
         Channel.AUDIT,
         {
             "sequence": ended.sequence,
-            "status": "completed",
+            "status": ended.status.value,
             "usage": usage.to_wire(),
             "finish": answer.finish_reason.value,
         },
@@ -92,11 +94,11 @@ def model_failed(state: AgentState, event: ModelFailed, env: Env) -> Step:
     if execution is None:
         return without_change(state)
     draft = Draft(state, env, execution)
-    ended = draft.end_model_call("failed", attempts=event.attempts, error=event.error.to_wire())
+    ended = draft.end_model_call(ModelCallStatus.FAILED, attempts=event.attempts, error=event.error.to_wire())
     draft.record(
         RecordKind.MODEL_CALL_RECORDED,
         Channel.AUDIT,
-        {"sequence": ended.sequence, "status": "failed", "error": event.error.code},
+        {"sequence": ended.sequence, "status": ended.status.value, "error": event.error.code},
         model_call=ended.model_call_id,
     )
     if execution.row.cancel_requested_at is not None:

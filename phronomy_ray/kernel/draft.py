@@ -24,6 +24,7 @@ from phronomy_ray.journal import (
     JournalRecord,
     Lifecycle,
     ModelCallRow,
+    ModelCallStatus,
     Phase,
     RecordKind,
     ToolCallRow,
@@ -138,7 +139,7 @@ class Draft:
         """Change the execution's small state."""
         self.execution = replace(self.execution, progress=replace(self.execution.progress, **changes))
 
-    def end_model_call(self, status: str, **changes: Any) -> ModelCallRow:
+    def end_model_call(self, status: ModelCallStatus, **changes: Any) -> ModelCallRow:
         """Settle the pending model call."""
         pending = self.execution.model_call
         assert pending is not None
@@ -195,7 +196,9 @@ class Draft:
             request, manifest = self._build_request(call_id, sequence, first_position=None)
         else:
             patch, request, manifest = self._build_patched(call_id, sequence, patch)
-        pending = ModelCallRow(call_id, row.execution_id, sequence, "pending", manifest, self.env.now)
+        pending = ModelCallRow(
+            call_id, row.execution_id, sequence, ModelCallStatus.PENDING, manifest, self.env.now
+        )
         self._new_model_calls.append(pending)
         self.progress(model_calls=sequence)
         self.execution = replace(self.execution, model_call=pending, patch=patch)

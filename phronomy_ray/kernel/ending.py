@@ -6,7 +6,7 @@ from typing import Any
 
 from phronomy_ray.errors import CancellationError, ErrorRecord, TurnTimeoutError
 from phronomy_ray.events import EventType
-from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
+from phronomy_ray.journal import Channel, ExecutionStatus, ModelCallStatus, Phase, RecordKind
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import Step
@@ -28,7 +28,7 @@ def completed(draft: Draft, output: str, name: str) -> Step:
 def failed(draft: Draft, error: ErrorRecord, name: str, *, output: str | None = None) -> Step:
     """A typed failure; what was done stays in the journal and in the next turn's view."""
     if draft.execution.model_call is not None:
-        draft.end_model_call("failed", error=error.to_wire())
+        draft.end_model_call(ModelCallStatus.FAILED, error=error.to_wire())
     tools_step.close_open_calls(draft)
     draft.record(
         RecordKind.EXECUTION_FAILED,
@@ -59,11 +59,11 @@ def cancelled(draft: Draft, name: str) -> Step:
     row = draft.execution.row
     reason = row.terminal_reason or "cancelled"
     if draft.execution.model_call is not None:
-        ended = draft.end_model_call("cancelled")
+        ended = draft.end_model_call(ModelCallStatus.CANCELLED)
         draft.record(
             RecordKind.MODEL_CALL_RECORDED,
             Channel.AUDIT,
-            {"sequence": ended.sequence, "status": "cancelled"},
+            {"sequence": ended.sequence, "status": ended.status.value},
             model_call=ended.model_call_id,
         )
     tools_step.close_open_calls(draft)

@@ -14,7 +14,7 @@ from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.models.port import ModelAnswer
-from phronomy_ray.tool_calls import Attachment, ToolLate, ToolOutcome
+from phronomy_ray.tool_calls import Attachment, Resolution, ToolLate, ToolOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ class Resolve:
 
     execution_id: str
     tool_call_id: str
-    #: ``succeeded`` (with `result`), ``failed`` (with `error`) or ``not_performed``.
-    outcome: str
+    #: `SUCCEEDED` comes with `result`, `FAILED` with `error`.
+    outcome: Resolution
     result: Any = None
     result_text: str = ""
     error: str = ""

@@ -9,9 +9,7 @@ from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.kernel.tools_step import dispatch, is_fatal, result_event, shown_arguments
 from phronomy_ray.kernel.transitions import ToolPhase
-from phronomy_ray.tool_calls import ToolOutcome
-
-RESOLUTIONS = ("succeeded", "failed", "not_performed")
+from phronomy_ray.tool_calls import Resolution, ToolOutcome
 
 
 def ask_for_resolution(draft: Draft) -> None:
@@ -25,7 +23,7 @@ def ask_for_resolution(draft: Draft) -> None:
                     "tool_call_id": call.row.tool_call_id,
                     "tool_name": call.row.tool_name,
                     "arguments": shown_arguments(draft, call.row),
-                    "allowed_outcomes": list(RESOLUTIONS),
+                    "allowed_outcomes": [word.value for word in Resolution],
                     "attempt": call.row.attempt,
                     "execution_revision": draft.execution.row.revision + 1,
                     "reason": "the process that ran this call was lost and its replay rule is 'never'",
@@ -55,20 +53,18 @@ def resolve(draft: Draft, event: Resolve) -> None:
             f"{event.expected_attempt}",
             details={"attempt": call.row.attempt},
         )
-    if event.outcome not in RESOLUTIONS:
-        raise InvalidInputError(f"outcome must be one of {', '.join(RESOLUTIONS)}, not {event.outcome!r}")
-    if event.outcome != "failed" and event.error:
-        raise InvalidInputError(f"outcome {event.outcome!r} takes no error")
-    if event.outcome != "succeeded" and event.result is not None:
-        raise InvalidInputError(f"outcome {event.outcome!r} takes no result")
+    if event.outcome is not Resolution.FAILED and event.error:
+        raise InvalidInputError(f"outcome {event.outcome.value!r} takes no error")
+    if event.outcome is not Resolution.SUCCEEDED and event.result is not None:
+        raise InvalidInputError(f"outcome {event.outcome.value!r} takes no result")
     draft.event(
         EventType.RESOLVED,
-        {"tool_call_id": event.tool_call_id, "outcome": event.outcome, "decided_by": event.decided_by},
+        {"tool_call_id": event.tool_call_id, "outcome": event.outcome.value, "decided_by": event.decided_by},
     )
-    if event.outcome == "not_performed":
+    if event.outcome is Resolution.NOT_PERFORMED:
         dispatch(draft, {event.tool_call_id})
         return
-    if event.outcome == "succeeded":
+    if event.outcome is Resolution.SUCCEEDED:
         outcome = ToolOutcome(
             call.row.tool_call_id, call.row.attempt, ToolCallStatus.SUCCEEDED, event.result_text, event.result
         )

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from phronomy_ray.canonical_json import loads
 from phronomy_ray.commits import Hydration
 from phronomy_ray.definition.tool_set import ToolSet
-from phronomy_ray.journal import AgentRoot, ApprovalRow, ApprovalStatus, ExecutionRow, ModelCallRow, Phase
+from phronomy_ray.journal import (
+    AgentRoot,
+    ApprovalRow,
+    ApprovalStatus,
+    ExecutionRow,
+    ModelCallRow,
+    ModelCallStatus,
+    Phase,
+)
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.inputs import Decide as Decide  # still imported from here by a test's set-up
 from phronomy_ray.kernel.inputs import InputPatch
@@ -77,7 +85,7 @@ class AgentState:
         row = hydration.execution
         if row is None:
             return cls(hydration.root, conversation)
-        pending = [call for call in hydration.model_calls if call.status == "pending"]
+        pending = [call for call in hydration.model_calls if call.status is ModelCallStatus.PENDING]
         latest = max((call.sequence for call in hydration.model_calls), default=0)
         last_call = next((call for call in hydration.model_calls if call.sequence == latest), None)
         progress = Progress.from_wire(row.state)
@@ -123,7 +131,7 @@ def contents_of(hydration: Hydration) -> frozenset[str]:
     if row.phase is Phase.FILTERING_OUTPUT:
         found.add(progress.output_hash)
     for call in hydration.model_calls:
-        if call.status == "pending":
+        if call.status is ModelCallStatus.PENDING:
             found.add(call.manifest.get("patch", {}).get("messages", ""))
     return frozenset(found - {""})
 

@@ -16,6 +16,7 @@ from phronomy_ray.ids import new_execution_id
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class AgentHandle(WorkerInputRestricted):
         self,
         execution_id: str,
         tool_call_id: str,
-        outcome: str,
+        outcome: Resolution | str,
         *,
         result: Any = None,
         error: str = "",
@@ -174,7 +175,9 @@ class AgentHandle(WorkerInputRestricted):
         Raises:
             StateConflictError: the revision differs, or the execution has ended.
             NotFoundError: the call does not wait for a resolution.
+            InvalidInputError: the outcome is none of these, or does not fit what is given with it.
         """
+        word = Resolution.of(outcome)
         # `call` repeats what may not have arrived: the word must never be taken for an attempt that came after it
         calls = await asyncio.to_thread(self.store.tool_calls, execution_id)
         attempt = next((call.attempt for call in calls if call.tool_call_id == tool_call_id), None)
@@ -182,7 +185,7 @@ class AgentHandle(WorkerInputRestricted):
             "resolve",
             execution_id,
             tool_call_id,
-            outcome,
+            word.value,
             result,
             error,
             expected_revision,

@@ -25,7 +25,14 @@ from phronomy_ray.errors import (
     OwnershipLostError,
     StateConflictError,
 )
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Lifecycle, Phase, ToolCallStatus
+from phronomy_ray.journal import (
+    ApprovalStatus,
+    ExecutionStatus,
+    Lifecycle,
+    ModelCallStatus,
+    Phase,
+    ToolCallStatus,
+)
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
 from phronomy_ray.testing.store_values_conformance import (
@@ -346,7 +353,7 @@ class CommitConformance:
         )
         model = replace(
             model,
-            status="completed",
+            status=ModelCallStatus.COMPLETED,
             manifest={"ranges": [[1, 9]]},
             ended_at=later,
             usage={"input_tokens": 3},

@@ -25,6 +25,7 @@ from phronomy_ray.journal import (
     JournalRecord,
     Lifecycle,
     ModelCallRow,
+    ModelCallStatus,
     Phase,
     RecordKind,
     ToolCallRow,
@@ -92,7 +93,7 @@ def model_call(execution_id: str, sequence: int = 1, **changes: Any) -> ModelCal
         model_call_id=ids.model_call_id(execution_id, sequence),
         execution_id=execution_id,
         sequence=sequence,
-        status="pending",
+        status=ModelCallStatus.PENDING,
         manifest={"ranges": [[1, 3]]},
         started_at=START,
     )

@@ -11,7 +11,7 @@ import pytest
 from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.commits import ExecutionUpdate
 from phronomy_ray.errors import ConfigurationError, ContentIntegrityError, NotFoundError
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ModelCallStatus, ToolCallStatus
 from phronomy_ray.store.content_codec import ContentCodec
 from phronomy_ray.store.content_keys import generate_content_key, parse_content_keys
 from phronomy_ray.testing import store_samples as samples
@@ -51,7 +51,9 @@ def write_everything(owner: Owner, canary: str) -> None:
         )
         owner.append(
             execution=ExecutionUpdate(1, done),
-            model_calls=(replace(model, status="failed", error=error, attempts=[{"text": canary}]),),
+            model_calls=(
+                replace(model, status=ModelCallStatus.FAILED, error=error, attempts=[{"text": canary}]),
+            ),
             tool_calls=(
                 replace(
                     call,

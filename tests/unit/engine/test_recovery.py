@@ -26,7 +26,7 @@ from phronomy_ray.journal import ExecutionStatus, Lifecycle, ToolCallStatus
 from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.models.scripted import call, calls, final, hang
 from phronomy_ray.testing.faulty_store import FaultyStore
-from phronomy_ray.tool_calls import ToolContext, ToolInvocation
+from phronomy_ray.tool_calls import Resolution, ToolContext, ToolInvocation
 from phronomy_ray.tools.envelope import unknown
 from phronomy_ray.tools.executor import LocalToolExecutor
 
@@ -135,7 +135,7 @@ async def test_a_crash_at_any_point_leaves_the_journal_of_an_undisturbed_run(
     for waiting in second.state.execution.batch if second.state.execution else ():
         if waiting.row.status is ToolCallStatus.UNKNOWN:
             assert waiting.row.replay == "never"
-            word = Resolve("ex1", waiting.row.tool_call_id, "succeeded", "wrote 3")
+            word = Resolve("ex1", waiting.row.tool_call_id, Resolution.SUCCEEDED, "wrote 3")
             await second.resolve(word)
     await drive(lab, second)
     assert comparable(lab) == expected
@@ -264,7 +264,9 @@ async def test_a_never_call_whose_worker_was_lost_asks(lab: Any) -> None:
     second = lab.engine(engine.definition)
     again = await lab.suspension(second)
     assert again.unresolved == waiting.unresolved
-    await second.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "succeeded", {"receipt": 7}))
+    await second.resolve(
+        Resolve("ex1", waiting.unresolved[0].tool_call_id, Resolution.SUCCEEDED, {"receipt": 7})
+    )
     assert (await lab.end(second)).output == "x"
     tools = [m["content"] for m in lab.prompts()[-1] if m["role"] == "tool"]
     assert tools == ['{"receipt":7}', "safe"]
@@ -284,7 +286,7 @@ async def unresolved_engine(lab: Any, *tools: Any, names: Sequence[str], losses:
 async def test_a_call_that_was_not_performed_runs_again(lab: Any) -> None:
     engine, waiting = await unresolved_engine(lab, pay, names=["pay"], losses={"pay": 1})
     await engine.resolve(
-        Resolve("ex1", waiting.unresolved[0].tool_call_id, "not_performed", decided_by="bob")
+        Resolve("ex1", waiting.unresolved[0].tool_call_id, Resolution.NOT_PERFORMED, decided_by="bob")
     )
     assert (await lab.end(engine)).output == "x"
     (row,) = lab.store.tool_calls("ex1")
@@ -295,7 +297,9 @@ async def test_a_call_that_failed_is_told_or_ends_the_execution_as_its_tool_says
     lab: Any, paired: Paired
 ) -> None:
     engine, waiting = await unresolved_engine(lab, pay, names=["pay"], losses={"pay": 1})
-    await engine.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "failed", error="declined"))
+    await engine.resolve(
+        Resolve("ex1", waiting.unresolved[0].tool_call_id, Resolution.FAILED, error="declined")
+    )
     assert (await lab.end(engine)).output == "x"
     assert "declined" in lab.prompts()[-1][-1]["content"]
     paired(lab.prompts()[-1])
@@ -305,7 +309,9 @@ async def test_a_resolved_failure_of_a_raising_tool_ends_the_execution(lab: Any)
     engine, waiting = await unresolved_engine(
         lab, pay_or_fail, names=["pay_or_fail"], losses={"pay_or_fail": 1}
     )
-    await engine.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "failed", error="declined"))
+    await engine.resolve(
+        Resolve("ex1", waiting.unresolved[0].tool_call_id, Resolution.FAILED, error="declined")
+    )
     result = await lab.end(engine)
     assert result.status is ExecutionStatus.FAILED
     assert result.error is not None
@@ -316,11 +322,11 @@ async def test_several_unknown_calls_are_resolved_one_by_one(lab: Any) -> None:
     engine, waiting = await unresolved_engine(lab, pay, names=["pay"] * 3, losses={"pay": 3})
     ids = [item.tool_call_id for item in waiting.unresolved]
     assert len(ids) == 3
-    after = await engine.resolve(Resolve("ex1", ids[2], "succeeded", "three"))
+    after = await engine.resolve(Resolve("ex1", ids[2], Resolution.SUCCEEDED, "three"))
     assert after.suspended
-    await engine.resolve(Resolve("ex1", ids[0], "not_performed"))
+    await engine.resolve(Resolve("ex1", ids[0], Resolution.NOT_PERFORMED))
     # the first one runs again while the second one is still open
-    await engine.resolve(Resolve("ex1", ids[1], "succeeded", "two"))
+    await engine.resolve(Resolve("ex1", ids[1], Resolution.SUCCEEDED, "two"))
     assert (await lab.end(engine)).output == "x"
     assert [m["content"] for m in lab.prompts()[-1] if m["role"] == "tool"] == ["paid 0", "two", "three"]
 
@@ -330,25 +336,27 @@ async def test_wrong_resolutions_are_refused_and_change_nothing(lab: Any) -> Non
     (open_,) = waiting.unresolved
     call_id, revision = open_.tool_call_id, open_.execution_revision
     for wrong, error in [
-        (Resolve("ex1", "tc_other", "succeeded", 1), NotFoundError),
-        (Resolve("ex2", call_id, "succeeded", 1), StateConflictError),
-        (Resolve("ex1", call_id, "perhaps"), InvalidInputError),
-        (Resolve("ex1", call_id, "failed"), InvalidInputError),
-        (Resolve("ex1", call_id, "succeeded", 1, error="and yet"), InvalidInputError),
-        (Resolve("ex1", call_id, "failed", 1, error="x"), InvalidInputError),
-        (Resolve("ex1", call_id, "not_performed", error="x"), InvalidInputError),
-        (Resolve("ex1", call_id, "succeeded", 1, expected_revision=revision - 1), StateConflictError),
-        (Resolve("ex1", call_id, "succeeded", object()), PhronomyError),
+        (Resolve("ex1", "tc_other", Resolution.SUCCEEDED, 1), NotFoundError),
+        (Resolve("ex2", call_id, Resolution.SUCCEEDED, 1), StateConflictError),
+        (Resolve("ex1", call_id, Resolution.FAILED), InvalidInputError),
+        (Resolve("ex1", call_id, Resolution.SUCCEEDED, 1, error="and yet"), InvalidInputError),
+        (Resolve("ex1", call_id, Resolution.FAILED, 1, error="x"), InvalidInputError),
+        (Resolve("ex1", call_id, Resolution.NOT_PERFORMED, error="x"), InvalidInputError),
+        (
+            Resolve("ex1", call_id, Resolution.SUCCEEDED, 1, expected_revision=revision - 1),
+            StateConflictError,
+        ),
+        (Resolve("ex1", call_id, Resolution.SUCCEEDED, object()), PhronomyError),
     ]:
         with pytest.raises(error):
             await engine.resolve(wrong)
     assert lab.store.load_execution("ex1").revision == revision
     with pytest.raises(AgentBusyError):
         await engine.start("ex2", "go")
-    await engine.resolve(Resolve("ex1", call_id, "succeeded", 1, expected_revision=revision))
+    await engine.resolve(Resolve("ex1", call_id, Resolution.SUCCEEDED, 1, expected_revision=revision))
     assert (await lab.end(engine)).output == "x"
     with pytest.raises((NotFoundError, StateConflictError)):
-        await engine.resolve(Resolve("ex1", call_id, "succeeded", 1))
+        await engine.resolve(Resolve("ex1", call_id, Resolution.SUCCEEDED, 1))
 
 
 async def test_an_execution_with_an_unknown_call_can_be_cancelled(lab: Any, paired: Paired) -> None:

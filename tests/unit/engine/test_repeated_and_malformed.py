@@ -23,6 +23,7 @@ from phronomy_ray.models.port import ModelInfo
 from phronomy_ray.models.scripted import ScriptedModel, call, calls, final, hang
 from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.testing.faulty_store import FaultyStore
+from phronomy_ray.tool_calls import Resolution
 
 
 async def until(reached: Any) -> None:
@@ -59,7 +60,7 @@ async def test_a_repeated_word_is_not_taken_for_the_attempt_that_was_lost_after_
     await until(lambda: len(runs) == 1)
     second = lab.engine(definition)  # the first process is lost
     call_id = (await lab.suspension(second)).unresolved[0].tool_call_id
-    word = Resolve("ex1", call_id, "not_performed", expected_attempt=1)
+    word = Resolve("ex1", call_id, Resolution.NOT_PERFORMED, expected_attempt=1)
     await second.resolve(word)
     await until(lambda: len(runs) == 2)
     third = lab.engine(definition)  # lost too, before its answer reached the driver, which asks again
@@ -67,7 +68,7 @@ async def test_a_repeated_word_is_not_taken_for_the_attempt_that_was_lost_after_
     assert result.suspended, "the second attempt is for a human again"
     assert [item.tool_call_id for item in result.unresolved] == [call_id]
     with pytest.raises(StateConflictError, match="attempt 2"):
-        await third.resolve(Resolve("ex1", call_id, "succeeded", "paid", expected_attempt=1))
+        await third.resolve(Resolve("ex1", call_id, Resolution.SUCCEEDED, "paid", expected_attempt=1))
     assert len(runs) == 2
     payloads = [event.payload for event in lab.store.events("ex1") if event.type == "resolution_required"]
     assert [payload["attempt"] for payload in payloads] == [1, 2]
@@ -75,10 +76,10 @@ async def test_a_repeated_word_is_not_taken_for_the_attempt_that_was_lost_after_
 
 
 @pytest.mark.parametrize(
-    ("outcome", "given"), [("succeeded", {"result": {"n": 1}}), ("failed", {"error": "no"})]
+    ("outcome", "given"), [(Resolution.SUCCEEDED, {"result": {"n": 1}}), (Resolution.FAILED, {"error": "no"})]
 )
 async def test_the_same_word_again_is_harmless_and_another_one_is_refused(
-    lab: Any, outcome: str, given: dict[str, Any]
+    lab: Any, outcome: Resolution, given: dict[str, Any]
 ) -> None:
     hold = asyncio.Event()
     definition, runs = paying(lab, hold)
@@ -91,11 +92,11 @@ async def test_the_same_word_again_is_harmless_and_another_one_is_refused(
     await lab.end(engine)
     await engine.resolve(Resolve("ex1", call_id, outcome, **given, expected_attempt=1))
     for other in (
-        Resolve("ex1", call_id, "succeeded", "else", expected_attempt=1),
-        Resolve("ex1", call_id, "failed", error="else", expected_attempt=1),
-        Resolve("ex1", call_id, "not_performed", expected_attempt=1),
-        Resolve("ex1", call_id, "not_performed"),
-        Resolve("ex1", "tc_else", "not_performed", expected_attempt=1),
+        Resolve("ex1", call_id, Resolution.SUCCEEDED, "else", expected_attempt=1),
+        Resolve("ex1", call_id, Resolution.FAILED, error="else", expected_attempt=1),
+        Resolve("ex1", call_id, Resolution.NOT_PERFORMED, expected_attempt=1),
+        Resolve("ex1", call_id, Resolution.NOT_PERFORMED),
+        Resolve("ex1", "tc_else", Resolution.NOT_PERFORMED, expected_attempt=1),
     ):
         with pytest.raises((StateConflictError, NotFoundError)):
             await engine.resolve(other)
@@ -158,7 +159,7 @@ async def test_a_malformed_reason_changes_nothing(lab: Any, reason: Any) -> None
     with pytest.raises(InvalidInputError, match="reason must be text"):
         await engine.decide(Decide("ex1", "ap_x", True, reason=reason))
     with pytest.raises(InvalidInputError, match="error must be text"):
-        await engine.resolve(Resolve("ex1", "tc_x", "failed", error=reason))
+        await engine.resolve(Resolve("ex1", "tc_x", Resolution.FAILED, error=reason))
     with pytest.raises(InvalidInputError, match="stream must be"):
         await engine.start("ex2", "go", stream=reason)
     hold.set()

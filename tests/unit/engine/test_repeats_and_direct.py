@@ -17,6 +17,7 @@ from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, Lifecycle, ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide, Resolve
 from phronomy_ray.models.scripted import call, calls, final
+from phronomy_ray.tool_calls import Resolution
 
 Paired = Callable[[Any], None]
 
@@ -207,7 +208,7 @@ async def test_T08_a_twin_waits_for_the_word_about_its_unknown_original(lab: Any
     second = lab.engine(definition)
     waiting = await lab.suspension(second)
     assert len(waiting.unresolved) == 1
-    await second.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, "succeeded", "paid"))
+    await second.resolve(Resolve("ex1", waiting.unresolved[0].tool_call_id, Resolution.SUCCEEDED, "paid"))
     assert (await lab.end(second)).output == "done"
     assert [row.model_text for row in lab.store.tool_calls("ex1")] == ["paid", "paid"]
 

@@ -18,6 +18,7 @@ from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.models.scripted import call, calls, final
+from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tools.envelope import unknown
 from phronomy_ray.tools.executor import LocalToolExecutor
 
@@ -274,7 +275,7 @@ async def test_after_a_crash_only_calls_that_were_let_through_are_unknown(lab: A
     statuses = [row.status.value for row in lab.store.tool_calls("ex1")]
     assert statuses == ["succeeded", "unknown", "unknown", "succeeded", "succeeded", "succeeded"]
     for question in waiting.unresolved:
-        await second.resolve(Resolve("ex1", question.tool_call_id, "succeeded", "as far as we know"))
+        await second.resolve(Resolve("ex1", question.tool_call_id, Resolution.SUCCEEDED, "as far as we know"))
     assert (await lab.end(second)).output == "x"
     assert sorted(ran) == list(range(6))
 
