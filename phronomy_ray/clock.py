@@ -1,8 +1,11 @@
-"""Time as an argument: a clock that production reads and tests set."""
+"""Time as an argument: the clock that production reads, and the only place that asks the machine for the date.
+
+Tests set `phronomy_ray.testing.clock.ManualClock` in its place. Spans are measured with `time.monotonic` where they arise.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -19,19 +22,9 @@ class SystemClock:
 
     def now(self) -> datetime:
         """The present time, aware, UTC."""
-        return datetime.now(UTC)
+        return utc_now()
 
 
-class ManualClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, start: datetime | None = None) -> None:
-        self._now = start or datetime(2026, 1, 1, tzinfo=UTC)
-
-    def now(self) -> datetime:
-        """The set time."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward by `seconds`."""
-        self._now += timedelta(seconds=seconds)
+def utc_now() -> datetime:
+    """The present time of the machine's clock, aware, UTC."""
+    return datetime.now(UTC)  # noqa: TID251 - here, so that nobody else has to

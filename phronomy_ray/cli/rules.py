@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ from phronomy_ray.cli.decisions import default_decider
 from phronomy_ray.cli.listings import JsonOption
 from phronomy_ray.cli.output import iso, local_time, print_json, print_table, short, status_text
 from phronomy_ray.cli.session import Session, session_of
+from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import InvalidInputError
 
 rules_app = typer.Typer(
@@ -36,7 +37,7 @@ def list_rules(
 ) -> None:
     """List the rules in force, oldest first."""
     session = session_of(context)
-    now = datetime.now(UTC)
+    now = utc_now()
     with session.open_store() as store:
         rules = [rule for rule in store.list_rules() if every or rule.is_active(now)]
     if as_json:
@@ -100,7 +101,7 @@ def revoke(
     """End a rule; what it has decided stays decided."""
     session = session_of(context)
     with session.open_store() as store:
-        ended = store.revoke_rule(rule, revoked_by=by or default_decider(), now=datetime.now(UTC))
+        ended = store.revoke_rule(rule, revoked_by=by or default_decider(), now=utc_now())
     text = f"rule {ended.rule_id} ({ended.effect.value} {ended.tool_name}) was revoked by {ended.revoked_by}"
     session.console.print(text, markup=False, soft_wrap=True)
 
@@ -119,7 +120,7 @@ def _add(
 
     if expires_s < 0:
         raise InvalidInputError(f"--expires-s must be 0 or more, not {expires_s:g}")
-    now = datetime.now(UTC)
+    now = utc_now()
     rule = new_rule(
         effect,
         tool,

@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from phronomy_ray.clock import utc_now
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingRequest
 from phronomy_ray.errors import ModelError, ModelRequestError, ModelTimeoutError
 from phronomy_ray.models.litellm_errors import model_error
 from phronomy_ray.models.litellm_model import RESERVED_SETTINGS, import_litellm
-from phronomy_ray.models.retry import Backoff, Clock, ModelRetry, Now, Sleep, utc_now
+from phronomy_ray.models.retry import Backoff, ModelRetry, Monotonic, Now, Sleep
 from phronomy_ray.redaction import environment_secrets, secret_values
 
 #: Settings that belong to us; see `litellm_model.RESERVED_SETTINGS`.
@@ -29,7 +30,7 @@ class LitellmEmbeddingPort:
         backoff: Backoff | None = None,
         sleep: Sleep = asyncio.sleep,
         now: Now = utc_now,
-        clock: Clock = time.monotonic,
+        clock: Monotonic = time.monotonic,
     ) -> None:
         """
         Args:

@@ -20,11 +20,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import ModelError, ModelRequestError, ModelTimeoutError
 from phronomy_ray.models.litellm_errors import model_error
 from phronomy_ray.models.normalise import StreamCollector, answer_from_response
 from phronomy_ray.models.port import ModelAnswer, ModelInfo, ModelRequest, StreamItem, TextDelta
-from phronomy_ray.models.retry import Backoff, Clock, ModelRetry, Now, Sleep, close_stream, utc_now
+from phronomy_ray.models.retry import Backoff, ModelRetry, Monotonic, Now, Sleep, close_stream
 from phronomy_ray.redaction import environment_secrets, secret_values
 
 #: Set before litellm is imported, unless the user has set them: no price list, header list or model list from the network, no
@@ -97,7 +98,7 @@ class LitellmModel:
         backoff: Backoff | None = None,
         sleep: Sleep = asyncio.sleep,
         now: Now = utc_now,
-        clock: Clock = time.monotonic,
+        clock: Monotonic = time.monotonic,
     ) -> None:
         """
         Args:

@@ -18,18 +18,15 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from phronomy_ray.clock import utc_now as utc_now  # the gateway client still takes it from here
 from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.models.port import ModelAnswer, ModelAttempt, StreamItem, StreamReset, TextDelta
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
-Clock = Callable[[], float]
+#: Seconds on a clock that only goes forward.
+Monotonic = Callable[[], float]
 Now = Callable[[], datetime]
-
-
-def utc_now() -> datetime:
-    """The present as an aware UTC datetime."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class ModelRetry:
         total_timeout_s: float,
         backoff: Backoff | None = None,
         sleep: Sleep = asyncio.sleep,
-        clock: Clock = time.monotonic,
+        clock: Monotonic = time.monotonic,
         now: Now = utc_now,
     ) -> None:
         self.attempts: list[ModelAttempt] = []

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import ModelTimeoutError, PhronomyError, TransportError
 from phronomy_ray.models.normalise import StreamCollector, answer_from_response
 from phronomy_ray.models.port import ModelAnswer, ModelInfo, ModelRequest, StreamItem, TextDelta
-from phronomy_ray.models.retry import ModelRetry, close_stream, utc_now
+from phronomy_ray.models.retry import ModelRetry, close_stream
 from phronomy_ray.models.script import (
     Attempts,
     C,

@@ -12,13 +12,14 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.canonical_json import clean_text, dumps_plain, to_json_value
+from phronomy_ray.clock import utc_now
 from phronomy_ray.definition.filters import FilterContext, FilterSite
 from phronomy_ray.definition.schema import ArgumentError
 from phronomy_ray.definition.tool_set import BoundTool
@@ -54,7 +55,7 @@ class _Stopped(CancellationError):
 
 def timestamp() -> str:
     """Now, ISO 8601 UTC, from the machine's clock."""
-    return datetime.now(UTC).isoformat()
+    return utc_now().isoformat()
 
 
 async def run_async(
@@ -203,7 +204,7 @@ def _bind(
                 invocation.durable_context
             ),  # one body must not change what others get
             timeout_s=bound.spec.timeout_s,
-            deadline=datetime.now(UTC) + timedelta(seconds=min(bound.spec.timeout_s, MAX_DEADLINE_S)),
+            deadline=utc_now() + timedelta(seconds=min(bound.spec.timeout_s, MAX_DEADLINE_S)),
             is_cancelled=is_cancelled,
             report_progress=lambda value: on_progress(_checked_progress(value)),
         )

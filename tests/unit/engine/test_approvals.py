@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from phronomy_ray.clock import ManualClock
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import (
     ApprovalExpiredError,
@@ -24,6 +23,7 @@ from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, RecordKind, To
 from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.results import RunResult
+from phronomy_ray.testing.clock import ManualClock
 
 Paired = Callable[[Any], None]
 S = ToolCallStatus

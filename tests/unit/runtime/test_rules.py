@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from phronomy_ray.approvals import RuleEffect
-from phronomy_ray.clock import ManualClock
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import InvalidInputError, NotFoundError
 from phronomy_ray.runtime.bridge import Bridge
 from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.testing.clock import ManualClock
 
 
 @tool
