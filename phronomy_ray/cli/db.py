@@ -1,4 +1,4 @@
-"""``db``: the store's schema."""
+"""``db``: the store's schema and the key of its contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from phronomy_ray.cli.session import Session, session_of
 if TYPE_CHECKING:
     from phronomy_ray.store.migrate import Migrations
 
-db_app = typer.Typer(help="Create, upgrade and check the store's schema.", no_args_is_help=True)
+db_app = typer.Typer(
+    help="Create, upgrade and check the store's schema; write its contents anew under a new key.",
+    no_args_is_help=True,
+)
 
 
 @db_app.command()
@@ -68,6 +71,54 @@ def check(
     else:
         session.console.print(f"{name}: the schema is right ({found})", markup=False, soft_wrap=True)
     if differences:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@db_app.command()
+def reencrypt(
+    context: typer.Context,
+    batch: Annotated[int, typer.Option(min=1, help="Rows that are looked at in one transaction.")] = 200,
+    as_json: JsonOption = False,
+) -> None:
+    """Write all contents anew under the first key of PHRONOMY_CONTENT_KEY, while agents run. Safe to stop and repeat.
+
+    Exit code 1 when a process goes on writing with another key.
+    """
+    from phronomy_ray.store.engines import StoreOptions
+    from phronomy_ray.store.reencryption import Reencrypted, Reencryption
+
+    session = session_of(context)
+    store = Reencryption(session.store_url, options=StoreOptions(application_name="phronomy-cli"))
+    try:
+        if as_json:
+            done = store.run(batch_rows=batch)
+        else:
+            with session.error_console.status("looking for other keys") as status:
+
+                def show(so_far: Reencrypted) -> None:
+                    status.update(f"{so_far.total} rows written anew")
+
+                done = store.run(batch_rows=batch, on_progress=show)
+    finally:
+        store.close()
+    if as_json:
+        print_json({"store": store.identity, "key": done.key_id, "rows": done.rows, "left": done.left})
+    else:
+        session.console.print(
+            f"{store.identity}: {done.total} rows written anew under the key {done.key_id!r}",
+            markup=False,
+            soft_wrap=True,
+            style="green",
+        )
+        if done.left:
+            session.console.print(
+                f"{done.left} rows are under another key again: a process still writes with it; restart it with "
+                f"{done.key_id!r} in front, then run this again",
+                markup=False,
+                soft_wrap=True,
+                style="red",
+            )
+    if done.left:
         raise typer.Exit(ExitCode.FAILED)
 
 

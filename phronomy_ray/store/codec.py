@@ -137,11 +137,13 @@ class RowEncoder:
 class RowDecoder:
     """Decodes rows, given the bodies of the contents that they refer to."""
 
-    __slots__ = ("_bodies", "_codec")
+    __slots__ = ("_bodies", "_codec", "is_whole")
 
-    def __init__(self, codec: ContentCodec, bodies: Mapping[str, str]) -> None:
+    def __init__(self, codec: ContentCodec, bodies: Mapping[str, str], *, is_whole: bool = True) -> None:
         self._codec = codec
         self._bodies = bodies
+        #: Whether all contents that the rows refer to were found.
+        self.is_whole = is_whole
 
     def sealed(self, stored: str | None) -> Any:
         """Inverse of `RowEncoder.sealed`."""

@@ -58,6 +58,21 @@ class ContentCodec:
         """What a database can know of the keys, the writing one first: ``plain`` for none."""
         return tuple(key.fingerprint for key in self._keys) or ("plain",)
 
+    @property
+    def key_id(self) -> str:
+        """Id of the writing key; empty for none."""
+        return self._keys[0].key_id if self._keys else ""
+
+    @property
+    def value_prefix(self) -> str:
+        """How everything begins that the writing key has sealed."""
+        return f"{_MARK}{self.key_id}."
+
+    @property
+    def id_prefix(self) -> str:
+        """How the id of every content begins that is kept under the writing key."""
+        return f"{_KEYED_ID}{self.key_id}:"
+
     def seal(self, text: str) -> str:
         """Column form of a canonical JSON text."""
         if not self._keys:
@@ -128,6 +143,11 @@ class ContentCodec:
                 details={"content_id": content_id},
             )
         return text
+
+    def rekey(self, content_id: str, body: str) -> tuple[str, str]:
+        """Id and stored form of the same content under the writing key. Raises as `unseal_body`."""
+        text = self.unseal_body(content_id, body)
+        return self.content_id(content_hash(clean_text(text))), self.seal_body(text)
 
     def _keyed_id(self, key_id: str, hash_: str) -> str:
         digest = hmac.digest(self._id_keys[key_id], hash_.encode("utf-8"), "sha256")

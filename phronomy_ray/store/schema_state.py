@@ -11,10 +11,10 @@ import platform
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, text, update
 
 from phronomy_ray.errors import ConfigurationError, ContentIntegrityError, SchemaVersionError
-from phronomy_ray.store import statements
+from phronomy_ray.store import statements, tables
 from phronomy_ray.store.content_codec import ENV_CONTENT_KEY
 from phronomy_ray.store.locations import Location
 from phronomy_ray.store.tables import VERSION_TABLE
@@ -121,6 +121,16 @@ def write_markers(connection: Connection, opener: Opener) -> None:
     check_markers(connection, opener)
 
 
+def set_writing_key(connection: Connection, opener: Opener) -> None:
+    """Remember the writing key as the one that the contents are encrypted with: nothing is under another any more."""
+    meta = tables.store_meta
+    connection.execute(
+        update(meta)
+        .where(meta.c.name == _CONTENT_KEY, meta.c.value.in_(opener.key_fingerprints))
+        .values(value=opener.key_fingerprints[0])
+    )
+
+
 def _expected_markers(opener: Opener) -> dict[str, str]:
     markers = {_STORE_ID: uuid.uuid4().hex, _CONTENT_KEY: opener.key_fingerprints[0]}
     if opener.location.backend == "sqlite":
@@ -149,5 +159,6 @@ __all__ = [
     "check_version",
     "local_host_id",
     "read_version",
+    "set_writing_key",
     "write_markers",
 ]

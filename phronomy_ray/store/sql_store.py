@@ -158,29 +158,34 @@ class SqlStore(SqlRules, WorkerInputRestricted):
             row = connection.execute(statements.CLAIM_ROOT, parameters).one_or_none()
             if row is None:
                 raise _no_agent(agent_id)
-            root = rows.to_root(row, RowDecoder(self._codec, {}))
-            found = connection.execute(statements.OPEN_EXECUTION, {"the_agent_id": agent_id}).one_or_none()
-            if found is None:
-                return Hydration(root=root, execution=None)
-            return self._hydrate(connection, root, found)
+            return self._hydrate(connection, rows.to_root(row, RowDecoder(self._codec, {})))
 
         return self._write(work, repeat_unknown=True)
 
-    def _hydrate(self, connection: Connection, root: AgentRoot, open_execution: rows.AnyRow) -> Hydration:
-        of = {"the_execution_id": open_execution.execution_id}
-        model_calls = connection.execute(statements.MODEL_CALLS, of).all()
-        tool_calls = connection.execute(statements.TOOL_CALLS, of).all()
-        approvals = connection.execute(
-            statements.approval_list(of_execution=True, of_agent=False, pending_only=False),
-            of | {"row_limit": _NO_LIMIT},
-        ).all()
-        last_seq = connection.execute(statements.LAST_EVENT_SEQ, of).scalar_one()
-        wanted = (
-            rows.references([open_execution], *rows.EXECUTION_REFS)
-            | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
-            | rows.references(approvals, *approval_rows.APPROVAL_REFS)
-        )
-        decoder = self._decoder(connection, wanted)
+    def _hydrate(self, connection: Connection, root: AgentRoot) -> Hydration:
+        for _ in range(2):
+            found = connection.execute(
+                statements.OPEN_EXECUTION, {"the_agent_id": root.agent_id}
+            ).one_or_none()
+            if found is None:
+                return Hydration(root=root, execution=None)
+            open_execution: rows.AnyRow = found
+            of = {"the_execution_id": open_execution.execution_id}
+            model_calls = connection.execute(statements.MODEL_CALLS, of).all()
+            tool_calls = connection.execute(statements.TOOL_CALLS, of).all()
+            approvals = connection.execute(
+                statements.approval_list(of_execution=True, of_agent=False, pending_only=False),
+                of | {"row_limit": _NO_LIMIT},
+            ).all()
+            last_seq = connection.execute(statements.LAST_EVENT_SEQ, of).scalar_one()
+            wanted = (
+                rows.references([open_execution], *rows.EXECUTION_REFS)
+                | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
+                | rows.references(approvals, *approval_rows.APPROVAL_REFS)
+            )
+            decoder = self._decoder(connection, wanted)
+            if decoder.is_whole:  # else as in `_select`
+                break
         return Hydration(
             root=root,
             execution=rows.to_execution(open_execution, decoder),
@@ -318,8 +323,13 @@ class SqlStore(SqlRules, WorkerInputRestricted):
         ref_columns: Sequence[str] = (),
     ) -> list[T]:
         def work(connection: Connection) -> list[T]:
-            found = connection.execute(query, parameters).all()
-            decoder = self._decoder(connection, rows.references(found, *ref_columns))
+            for _ in range(2):
+                found = connection.execute(query, parameters).all()
+                decoder = self._decoder(connection, rows.references(found, *ref_columns))
+                if (
+                    decoder.is_whole
+                ):  # else contents were put under another key between the two: read it again
+                    break
             return [build(row, decoder) for row in found]
 
         return self._read(work)
@@ -330,7 +340,7 @@ class SqlStore(SqlRules, WorkerInputRestricted):
         for start in range(0, len(ids), _IDS_PER_QUERY):
             part = {"content_ids": ids[start : start + _IDS_PER_QUERY]}
             bodies.update((row.content_id, row.body) for row in connection.execute(statements.CONTENTS, part))
-        return RowDecoder(self._codec, bodies)
+        return RowDecoder(self._codec, bodies, is_whole=len(bodies) == len(ids))
 
 
 _NO_LIMIT = 2**31 - 1

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Update,
     asc,
     bindparam,
+    delete,
     desc,
     func,
     insert,
@@ -124,6 +125,7 @@ INSERT_ROOT = _PerEngine(agents)
 INSERT_EXECUTION = _PerEngine(executions)
 INSERT_CONTENT = _PerEngine(contents)
 INSERT_META = _PerEngine(store_meta)
+DELETE_CONTENT = delete(contents).where(_is(contents.c.content_id, "the", "content_id"))
 INSERT_JOURNAL = insert(journal)
 INSERT_MODEL_CALL = insert(model_calls)
 INSERT_TOOL_CALL = insert(tool_calls)

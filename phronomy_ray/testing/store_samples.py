@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from phronomy_ray import ids
+from phronomy_ray.canonical_json import content_hash
 from phronomy_ray.commits import Commit, ExecutionUpdate, Hydration, NewAgent
 from phronomy_ray.errors import PhronomyError
 from phronomy_ray.journal import (
@@ -237,6 +238,67 @@ def owned(store: Store, agent_id: str = "alice", *contents: Any) -> Owner:
     return owner
 
 
+def write_everything(owner: Owner, canary: str, *, prefix: str = "e") -> None:
+    """Put `canary` into every place of the agent that can hold what a user says, in line and over the inline limit."""
+    error = {"type": "ToolError", "code": "x", "message": canary}
+    for number, secret in enumerate((canary, canary * 1000), start=1):
+        execution_id = f"{prefix}{number}"
+        row = owner.start(
+            execution_id,
+            input=secret,
+            input_hash=content_hash(secret),
+            durable_context={canary: secret},
+            state={"note": canary},
+        )
+        call = tool_call(
+            execution_id,
+            owner.agent_id,
+            arguments={"q": secret},
+            authorization={"facts": canary},
+            contract={"note": canary},
+        )
+        request = approval(call, arguments={"q": secret}, facts={"f": secret}, metadata={"m": canary})
+        model = model_call(execution_id, manifest={"instructions": content_hash(canary)})
+        owner.append(
+            {"text": secret},
+            new_model_calls=(model,),
+            new_tool_calls=(call,),
+            new_approvals=(request,),
+            events=(event(execution_id, owner.agent_id, 1, {"p": secret}),),
+            contents=((content_hash(secret), secret),),
+        )
+        done = replace(
+            row, revision=2, status=ExecutionStatus.FAILED, output=secret, error=error, state={"note": canary}
+        )
+        owner.append(
+            execution=ExecutionUpdate(1, done),
+            model_calls=(
+                replace(model, status=ModelCallStatus.FAILED, error=error, attempts=[{"text": canary}]),
+            ),
+            tool_calls=(
+                replace(
+                    call,
+                    status=ToolCallStatus.FAILED,
+                    model_text=secret,
+                    result={"r": secret},
+                    error=error,
+                    attempts=[{"error": canary}],
+                ),
+            ),
+            approvals=(
+                replace(
+                    request,
+                    status=ApprovalStatus.REJECTED,
+                    decided_by=canary,
+                    reason=canary,
+                    edited_arguments={"q": secret},
+                    fingerprint={"arguments": canary},
+                ),
+            ),
+            journal=(record(owner.position + 1, "x", metadata={"m": canary}),),
+        )
+
+
 def append_in_process(url: str, agent_id: str, count: int) -> int:
     """What a worker process of a concurrency test does: open, create, own, append; returns the journal's length."""
     from phronomy_ray.store.sql_store import open_store
@@ -266,4 +328,5 @@ __all__ = [
     "race",
     "record",
     "tool_call",
+    "write_everything",
 ]

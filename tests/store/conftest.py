@@ -54,6 +54,14 @@ class Database:
             result = connection.execute(text(statement), parameters)
             return [tuple(row) for row in result] if result.returns_rows else []
 
+    def dump(self) -> str:
+        """All that is stored, as one text."""
+        if self.url.startswith("sqlite"):
+            files = [self.path, *self.path.parent.glob(self.path.name + "-*")]
+            return "".join(file.read_bytes().decode("latin-1") for file in files)
+        names = self.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
+        return "\n".join(str(self.sql(f'SELECT * FROM "{name}"')) for (name,) in names)
+
     def close(self) -> None:
         for store in self._stores:
             store.close()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from phronomy_ray.canonical_json import content_hash
-from phronomy_ray.commits import ExecutionUpdate
 from phronomy_ray.errors import ConfigurationError, ContentIntegrityError, NotFoundError
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ModelCallStatus, ToolCallStatus
 from phronomy_ray.store.content_codec import ContentCodec
 from phronomy_ray.store.content_keys import generate_content_key, parse_content_keys
 from phronomy_ray.testing import store_samples as samples
@@ -23,77 +20,14 @@ OTHER_KEY = base64.urlsafe_b64encode(bytes(range(32, 64))).decode()
 CANARY = "CANARY-7f3a"
 
 
-def write_everything(owner: Owner, canary: str) -> None:
-    """Put `canary` into every place that can hold what a user says, in line and over the inline limit."""
-    error = {"type": "ToolError", "code": "x", "message": canary}
-    for number, secret in enumerate((canary, canary * 1000), start=1):
-        execution_id = f"e{number}"
-        row = owner.start(
-            execution_id,
-            input=secret,
-            input_hash=content_hash(secret),
-            durable_context={canary: secret},
-            state={"note": canary},
-        )
-        call = samples.tool_call(execution_id, "alice", arguments={"q": secret})
-        request = samples.approval(call, arguments={"q": secret})
-        model = samples.model_call(execution_id, manifest={"instructions": content_hash(canary)})
-        owner.append(
-            {"text": secret},
-            new_model_calls=(model,),
-            new_tool_calls=(call,),
-            new_approvals=(request,),
-            events=(samples.event(execution_id, "alice", 1, {"p": secret}),),
-            contents=((content_hash(secret), secret),),
-        )
-        done = replace(
-            row, revision=2, status=ExecutionStatus.FAILED, output=secret, error=error, state={"note": canary}
-        )
-        owner.append(
-            execution=ExecutionUpdate(1, done),
-            model_calls=(
-                replace(model, status=ModelCallStatus.FAILED, error=error, attempts=[{"text": canary}]),
-            ),
-            tool_calls=(
-                replace(
-                    call,
-                    status=ToolCallStatus.FAILED,
-                    model_text=secret,
-                    result={"r": secret},
-                    error=error,
-                    attempts=[{"error": canary}],
-                ),
-            ),
-            approvals=(
-                replace(
-                    request,
-                    status=ApprovalStatus.REJECTED,
-                    decided_by=canary,
-                    reason=canary,
-                    edited_arguments={"q": canary},
-                    fingerprint={"arguments": canary},
-                ),
-            ),
-            journal=(samples.record(owner.position + 1, "x", metadata={"m": canary}),),
-        )
-
-
-def everything_stored(database: Any) -> str:
-    if database.url.startswith("sqlite"):
-        files = [database.path, *database.path.parent.glob(database.path.name + "-*")]
-        return "".join(file.read_bytes().decode("latin-1") for file in files)
-    names = database.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
-    return "\n".join(str(database.sql(f'SELECT * FROM "{name}"')) for (name,) in names)
-
-
 @pytest.mark.parametrize("key", [KEY, None])
 def test_canary_is_nowhere_in_the_database(database: Any, key: str | None) -> None:
     store = database.open(content_key=key)
     store.create_agent(samples.new_agent("alice", CANARY, metadata={"who": CANARY}))
     owner = Owner(store, "alice")
     owner.claim()
-    write_everything(owner, CANARY)
-    stored = everything_stored(database)
+    samples.write_everything(owner, CANARY)
+    stored = database.dump()
     hashes = [content_hash(CANARY), content_hash(CANARY * 1000)]
     found = [needle for needle in (CANARY, *hashes) if needle.removeprefix("sha256:") in stored]
     assert found == ([] if key else [CANARY, *hashes])
