@@ -6,7 +6,9 @@ Fixtures for Ray, stores and models belong to the folders that use them.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Before anything imports ray or litellm; inherited by every process that a test starts.
@@ -22,3 +24,14 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file with the schema, to be copied: the migrations take longer than most tests."""
+    from phronomy_ray.store.migrate import Migrations
+
+    path = tmp_path_factory.mktemp("template") / "store.db"
+    Migrations(f"sqlite:///{path}").upgrade()
+    assert not path.with_name("store.db-wal").exists(), "the last connection closes the WAL"
+    return path

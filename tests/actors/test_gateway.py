@@ -110,7 +110,7 @@ async def test_a_stream_that_nobody_asks_for_is_forgotten_and_its_connection_clo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(model_gateway, "FORGOTTEN_AFTER_S", 0.0)
-    gateway = ModelGateway(ScriptedModel([final("a b c d", chunk_delay_s=60)]))
+    gateway = ModelGateway(ScriptedModel([final("a b c d", chunk_delay_s=0.3)]))
     group = await gateway.stream(ask(), "t1")
     assert group is not None
     assert not group.is_over

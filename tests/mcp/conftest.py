@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -128,7 +129,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = open_store(f"sqlite:///{folder}/agents.db", create=True)
+        self.store = open_store(f"sqlite:///{folder}/agents.db")
         self._executors: list[LocalToolExecutor] = []
         self._made = 0
 
@@ -167,9 +168,10 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(sqlite_template: Path, tmp_path: Path) -> AsyncIterator[Desk]:
     folder = tmp_path / "desk"
     folder.mkdir()
+    shutil.copyfile(sqlite_template, folder / "agents.db")
     made = Desk(folder)
     yield made
     await close_local()

@@ -70,14 +70,6 @@ class Database:
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "store.db"
-    Migrations(f"sqlite:///{path}").upgrade()
-    assert not path.with_name("store.db-wal").exists(), "the last connection closes the WAL"
-    return path
-
-
-@pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server

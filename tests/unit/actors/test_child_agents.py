@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,8 +207,11 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+async def cluster(
+    sqlite_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Cluster]:
     monkeypatch.setattr(agent_client, "kill", lambda handle: None)
+    shutil.copyfile(sqlite_template, tmp_path / "agents.db")
     made = Cluster(tmp_path)
     yield made
     await made.quiet()

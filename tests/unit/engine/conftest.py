@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,7 +51,7 @@ class NoModel:
 
 
 class Lab:
-    """Makes definitions and engines on one store, and reads what they left there."""
+    """Makes definitions and engines on one store, ``agents.db`` in a directory, and reads what they left there."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -213,7 +214,8 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+async def lab(sqlite_template: Path, tmp_path: Path) -> AsyncIterator[Lab]:
+    shutil.copyfile(sqlite_template, tmp_path / "agents.db")
     laboratory = Lab(tmp_path)
     yield laboratory
     await laboratory.settle()
