@@ -16,7 +16,7 @@ from phronomy_ray.kernel.ending import blocked, cancelled, failed
 from phronomy_ray.kernel.inputs import Env, PreparationDone, PreparationFailed, Prepared, Start
 from phronomy_ray.kernel.model_input import next_model_call
 from phronomy_ray.kernel.progress import Progress
-from phronomy_ray.kernel.state import AgentState
+from phronomy_ray.kernel.state import AgentState, Execution
 from phronomy_ray.messages import Message
 
 
@@ -80,12 +80,8 @@ def start(state: AgentState, event: Start, env: Env) -> Step:
 
 def preparation_done(state: AgentState, event: PreparationDone, env: Env) -> Step:
     """Begin with what user code made of the input."""
-    execution = state.execution
-    if (
-        execution is None
-        or execution.row.execution_id != event.execution_id
-        or execution.row.phase is not Phase.PREPARING
-    ):
+    execution = _preparing(state, event.execution_id)
+    if execution is None:
         return without_change(state)
     draft = Draft(state, env, execution)
     if execution.row.cancel_requested_at is not None:
@@ -95,16 +91,19 @@ def preparation_done(state: AgentState, event: PreparationDone, env: Env) -> Ste
 
 def preparation_failed(state: AgentState, event: PreparationFailed, env: Env) -> Step:
     """End before the first model call."""
-    execution = state.execution
-    if (
-        execution is None
-        or execution.row.execution_id != event.execution_id
-        or execution.row.phase is not Phase.PREPARING
-    ):
+    execution = _preparing(state, event.execution_id)
+    if execution is None:
         return without_change(state)
     draft = Draft(state, env, execution)
     _announce_capabilities(draft, event.events)
     return blocked(draft, event.error, "blocked") if event.blocked else failed(draft, event.error, "failed")
+
+
+def _preparing(state: AgentState, execution_id: str) -> Execution | None:
+    execution = state.execution
+    if execution is None or execution.row.phase is not Phase.PREPARING:
+        return None
+    return execution if execution.row.execution_id == execution_id else None
 
 
 def _begin(draft: Draft, prepared: Prepared, name: str) -> Step:

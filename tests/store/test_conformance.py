@@ -1,4 +1,4 @@
-"""The store port's contract on postgres."""
+"""The store port's contract on both engines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from phronomy_ray.testing import store_conformance as suite
 
 
 @pytest.fixture
-def store_factory(postgres_database: Any) -> suite.StoreFactory:
-    return postgres_database.open
+def store_factory(database: Any) -> suite.StoreFactory:
+    return database.open
 
 
 class TestAgents(suite.AgentConformance):

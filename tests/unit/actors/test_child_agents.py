@@ -18,20 +18,15 @@ from phronomy_ray.actors.child_agents import (
     ActorChildAgents,
     ParentView,
     child_ids,
-    next_lineage,
 )
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest, StoreConfig
 from phronomy_ray.clock import SystemClock
-from phronomy_ray.definition.agent_tool import DEFAULT_INPUT_DESCRIPTION, text_of
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.errors import (
     AgentBusyError,
-    CancellationError,
     CleanupError,
-    ConfigurationError,
     ErrorRecord,
-    ExecutionRehydrationRequiredError,
     InvalidInputError,
     ModelError,
     OwnershipLostError,
@@ -41,7 +36,6 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide
-from phronomy_ray.messages import Usage
 from phronomy_ray.models.script import call, calls, error, final, hang
 from phronomy_ray.models.scripted import ScriptedModel
 from phronomy_ray.results import RunResult
@@ -294,16 +288,6 @@ async def test_a_definition_cannot_be_called_below_itself(cluster: Cluster) -> N
     assert cluster.starts == []
 
 
-def test_depth_is_limited() -> None:
-    lineage = ["a"]
-    for name in "bcde":
-        lineage = next_lineage(lineage, name, 4)
-    with pytest.raises(ToolError, match="4 levels") as caught:
-        next_lineage(lineage, "f", 4)
-    assert caught.value.code == "agent_depth"
-    assert next_lineage(["a"], "b", 1) == ["a", "b"]
-
-
 async def test_a_failing_child_fails_the_call_with_its_error_as_cause(cluster: Cluster) -> None:
     child = agent("writer", [error(ModelError("no such model", code="model_gone"))], model_retries=0)
     boss = await cluster.parent(parent_of(child, on_error="suppress"))
@@ -542,124 +526,3 @@ async def test_a_running_call_is_not_reaped(cluster: Cluster) -> None:
 
 async def _nothing(effect: Any) -> None:
     """Instead of performing an effect."""
-
-
-def _result(status: ExecutionStatus, error: PhronomyError | None = None) -> RunResult:
-    record = ErrorRecord.from_exception(error) if error is not None else None
-    return RunResult("p.1", "ex_1", status, None, Usage(), 1, error=record)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ToolError("t", code="special"),
-        CancellationError("c"),
-        ExecutionRehydrationRequiredError("r"),
-        CleanupError("x", details={"child_agent_id": "deeper"}),
-    ],
-)
-def test_errors_of_the_family_pass_unchanged(error: PhronomyError) -> None:
-    with pytest.raises(type(error)) as caught:
-        text_of(_result(ExecutionStatus.FAILED, error))
-    assert (caught.value.code, caught.value.message) == (error.code, error.message)
-    assert caught.value.details == error.details
-
-
-@pytest.mark.parametrize(
-    ("status", "code"),
-    [
-        (ExecutionStatus.FAILED, "child_failed"),
-        (ExecutionStatus.REJECTED, "child_rejected"),
-        (ExecutionStatus.BLOCKED, "child_blocked"),
-        (ExecutionStatus.HANDED_OFF, "child_failed"),
-    ],
-)
-def test_every_other_end_is_a_tool_error(status: ExecutionStatus, code: str) -> None:
-    with pytest.raises(ToolError) as caught:
-        text_of(_result(status))
-    assert caught.value.code == code
-
-
-def test_a_cancelled_child_is_a_cancellation() -> None:
-    with pytest.raises(CancellationError):
-        text_of(_result(ExecutionStatus.CANCELLED))
-
-
-def test_the_declaration() -> None:
-    class ReportWriterAgent(Agent):
-        """Writes reports."""
-
-        model = "openai/m"
-
-    made = ReportWriterAgent.as_tool(input_description="what to write\nabout")
-    spec = made.spec
-    assert (spec.name, spec.description, spec.execution_mode, spec.replay) == (
-        "report_writer",
-        "Writes reports.",
-        "cooperative",
-        "idempotent",
-    )
-    assert spec.parameters.schema["properties"] == {
-        "input": {"type": "string", "description": "what to write about"}
-    }
-    assert (spec.timeout_s, spec.requires_approval) == (3600.0, False)
-    assert (spec.tool_origin, spec.approval_metadata) == (
-        "agent",
-        {"agent": ReportWriterAgent.definition().definition_id},
-    )
-    named = ReportWriterAgent.as_tool("ask", "Asks.", timeout_s=5).with_options(requires_approval=True)
-    assert (named.spec.name, named.spec.description, named.spec.timeout_s) == ("ask", "Asks.", 5)
-    assert named.spec.requires_approval is True
-    assert named.spec.parameters.schema == made.spec.parameters.schema | {
-        "properties": {"input": {"type": "string", "description": DEFAULT_INPUT_DESCRIPTION}}
-    }
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"name": "not a name"},
-        {"name": 3},
-        {"description": ""},
-        {"input_description": " "},
-        {"keep": 1},
-        {"max_depth": 0},
-        {"max_depth": True},
-        {"timeout_s": 0},
-    ],
-    ids=str,
-)
-def test_a_wrong_argument_is_a_configuration_error(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        agent("writer", [final("x")]).as_tool(**arguments)
-
-
-def test_a_class_that_cannot_run_is_no_tool() -> None:
-    class Nothing(Agent):
-        """No model."""
-
-    with pytest.raises(ConfigurationError, match="model"):
-        Nothing.as_tool()
-
-
-def test_a_description_is_needed() -> None:
-    class Silent(Agent):
-        model = "openai/m"
-
-    with pytest.raises(ConfigurationError, match="description"):
-        Silent.as_tool()
-
-
-async def test_outside_of_an_agent_it_says_what_is_missing() -> None:
-    made: Any = agent("writer", [final("x")]).as_tool()
-    context = ToolContext("a", "ex", "tc", "tc", 1)
-    with pytest.raises(ConfigurationError, match="agent's own process"):
-        await made.execute(input="x", context=context)
-
-
-def test_ids_are_the_calls_own() -> None:
-    one = child_ids("p", "ex1", "tc_1")
-    assert one == child_ids("p", "ex1", "tc_1")
-    others = {child_ids("p", "ex1", "tc_2"), child_ids("p", "ex2", "tc_1"), child_ids("q", "ex1", "tc_1")}
-    assert len(others | {one}) == 4
-    assert len(child_ids("p" * 200, "ex1", "tc_1")[0]) < 200

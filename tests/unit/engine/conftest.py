@@ -17,15 +17,17 @@ from phronomy_ray.clock import SystemClock
 from phronomy_ray.commits import NewAgent
 from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.agent_definition import AgentDefinition
+from phronomy_ray.definition.tool import tool
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.events import Event
 from phronomy_ray.faults import write_plan
-from phronomy_ray.journal import JournalRecord
+from phronomy_ray.journal import ExecutionStatus, JournalRecord, Lifecycle
 from phronomy_ray.kernel.inputs import Decide
-from phronomy_ray.models.scripted import Script, ScriptedModel
+from phronomy_ray.models.scripted import Script, ScriptedModel, final
 from phronomy_ray.results import RunResult
 from phronomy_ray.store.port import Store
 from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.testing.prompts import check_paired
 from phronomy_ray.tools.executor import LocalToolExecutor
 
 #: How long a test waits for what must happen, in seconds; never how long it sleeps.
@@ -48,6 +50,26 @@ class NoModel:
         from phronomy_ray.models.port import ModelInfo
 
         return ModelInfo(self.window, None)
+
+
+class Deletions:
+    """A tool that must be asked for, and what it did."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.read: list[int] = []
+
+        @tool(requires_approval=True)
+        async def delete(n: int) -> str:
+            self.done.append(n)
+            return f"deleted {n}"
+
+        @tool(replay="safe")
+        async def read(n: int) -> str:
+            self.read.append(n)
+            return f"read {n}"
+
+        self.delete, self.free = delete, read
 
 
 class Lab:
@@ -195,6 +217,34 @@ class Lab:
             ]
             if changes:
                 await asyncio.wait(changes, timeout=GUARD_S)
+
+    async def restarted(self, definition: AgentDefinition, **parts: Any) -> AgentEngine:
+        """A new owner, as after the loss of the process."""
+        engine = self.engine(definition, **parts)
+        await engine.activate()
+        return engine
+
+    @staticmethod
+    def first_turn(*steps: Any) -> Any:
+        """A script of `steps` that answers ``fine`` in the turn after (`still_usable`)."""
+        return lambda request: (
+            final("fine") if request.last_user == "hi" else steps[min(request.sequence, len(steps)) - 1]
+        )
+
+    async def still_usable(self, engine: AgentEngine) -> None:
+        """Another turn of an agent with a script by `first_turn`."""
+        again = await self.run(engine, "hi", id="ex-after")
+        assert (again.status, again.output) == (ExecutionStatus.COMPLETED, "fine")
+        check_paired(self.prompts()[-1])
+        assert self.store.load_root("a1").lifecycle is Lifecycle.IDLE
+
+    def tool_texts(self) -> list[str]:
+        """What the newest prompt says of calls."""
+        return [message["content"] for message in self.prompts()[-1] if message["role"] == "tool"]
+
+    def deletions(self) -> Deletions:
+        """A fresh pair of tools."""
+        return Deletions()
 
     def open(self) -> Store:
         """Another handle on the store: what a new process has."""

@@ -1,74 +1,40 @@
-"""Humans and batches: what is asked, who decides, what runs, and what survives a restart, on a real store."""
+"""Batches that a human is asked about: what is asked, what runs, and what survives a restart, on a real store."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import (
-    ApprovalExpiredError,
     DefinitionChangedError,
     InvalidInputError,
-    NotFoundError,
-    OwnershipLostError,
     StateConflictError,
 )
 from phronomy_ray.faults import FaultInjectedError, write_plan
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, RecordKind, ToolCallStatus
+from phronomy_ray.journal import ExecutionStatus, RecordKind, ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.results import RunResult
-from phronomy_ray.testing.clock import ManualClock
 
 Paired = Callable[[Any], None]
+
+
 S = ToolCallStatus
-
-
-class Deletions:
-    """A tool that must be asked for, and what it did."""
-
-    def __init__(self) -> None:
-        self.done: list[int] = []
-        self.read: list[int] = []
-
-        @tool(requires_approval=True)
-        async def delete(n: int) -> str:
-            self.done.append(n)
-            return f"deleted {n}"
-
-        @tool(replay="safe")
-        async def read(n: int) -> str:
-            self.read.append(n)
-            return f"read {n}"
-
-        self.delete, self.free = delete, read
 
 
 def ids(result: RunResult) -> list[str]:
     return [request.approval_request_id for request in result.approvals]
 
 
-def tool_texts(lab: Any) -> list[str]:
-    return [message["content"] for message in lab.prompts()[-1] if message["role"] == "tool"]
-
-
-async def restarted(lab: Any, definition: Any, **parts: Any) -> Any:
-    """A new owner, as after the loss of the process."""
-    engine = lab.engine(definition, **parts)
-    await engine.activate()
-    return engine
-
-
-# --- batches ---------------------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------------
 
 
 async def test_A01_each_call_has_its_own_request_and_every_answer_reaches_its_call(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [calls(*(call("delete", {"n": n}) for n in (1, 2, 3))), final("x")]
     definition = lab.define(script, work.delete)
     engine = lab.engine(definition)
@@ -76,18 +42,18 @@ async def test_A01_each_call_has_its_own_request_and_every_answer_reaches_its_ca
     asked = ids(await lab.suspension(engine))
     assert len(set(asked)) == 3
     for index, approved in ((1, True), (0, False), (2, True)):
-        engine = await restarted(lab, definition)
+        engine = await lab.restarted(definition)
         await engine.decide(Decide("ex1", asked[index], approved, "bob"))
     assert (await lab.end(engine)).output == "x"
     assert work.done == [2, 3]
-    first, *others = tool_texts(lab)
+    first, *others = lab.tool_texts()
     assert first.startswith("Rejected: a human refused this call")
     assert others == ["deleted 2", "deleted 3"]
     assert [row.status for row in lab.store.tool_calls("ex1")] == [S.REJECTED, S.SUCCEEDED, S.SUCCEEDED]
 
 
 async def test_A02_all_requests_of_a_batch_are_listed_at_once_from_the_store(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [
         calls(
             call("delete", {"n": 1}),
@@ -105,7 +71,7 @@ async def test_A02_all_requests_of_a_batch_are_listed_at_once_from_the_store(lab
     assert [row.arguments for row in listed] == [{"n": 1}, {"n": 2}, {"n": 3}]
     assert [row.approval_request_id for row in listed] == asked
     assert {row.batch_id for row in listed} == {"ex1:m1"}
-    again = await restarted(lab, definition)
+    again = await lab.restarted(definition)
     assert ids(await again.view("ex1")) == asked
     required = [e.payload for e in await engine.stored_events("ex1", 0) if e.type == "approval_required"]
     assert [payload["approval_request_id"] for payload in required] == asked
@@ -113,7 +79,7 @@ async def test_A02_all_requests_of_a_batch_are_listed_at_once_from_the_store(lab
 
 
 async def test_A04_free_calls_never_ask_and_nothing_is_invented_while_calls_wait(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [
         calls(call("read", {"n": 1}), call("delete", {"n": 2})),
         calls(call("delete", {"n": 3}), call("delete", {"n": 4})),
@@ -141,7 +107,7 @@ async def test_A04_free_calls_never_ask_and_nothing_is_invented_while_calls_wait
 async def test_A05_answers_are_taken_one_by_one_across_restarts_and_repeating_one_gives_the_stored_decision(
     lab: Any,
 ) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [
         calls(call("delete", {"n": 1}), call("delete", {"n": 2})),
         calls(call("delete", {"n": 3})),
@@ -153,7 +119,7 @@ async def test_A05_answers_are_taken_one_by_one_across_restarts_and_repeating_on
     first, second = ids(await lab.suspension(engine))
     answered = await engine.decide(Decide("ex1", first, True, "ann", "fine"))
     assert answered.suspended
-    engine = await restarted(lab, definition)
+    engine = await lab.restarted(definition)
     again = await engine.decide(Decide("ex1", first, True, "bob", "mine"))
     assert again.suspended
     assert again.decision is not None
@@ -166,7 +132,7 @@ async def test_A05_answers_are_taken_one_by_one_across_restarts_and_repeating_on
     await engine.decide(Decide("ex1", third[0], True, "ann"))
     ended = await lab.end(engine)
     assert work.done == [1, 2, 3]
-    for owner in (engine, await restarted(lab, definition)):
+    for owner in (engine, await lab.restarted(definition)):
         late = await owner.decide(Decide("ex1", first, True, "eve"))
         assert (late.status, late.output) == (ended.status, "x")
         assert late.decision is not None
@@ -175,7 +141,7 @@ async def test_A05_answers_are_taken_one_by_one_across_restarts_and_repeating_on
 
 
 async def test_twenty_answers_at_once_are_one_decision(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [calls(call("delete", {"n": 1}), call("delete", {"n": 2})), final("x")]
     engine = lab.engine(lab.define(script, work.delete))
     await engine.start("ex1", "go")
@@ -204,7 +170,7 @@ async def test_twenty_answers_at_once_are_one_decision(lab: Any) -> None:
 async def test_a_rejected_call_of_a_mixed_batch_is_answered_and_the_turn_goes_on(
     lab: Any, paired: Paired
 ) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [calls(call("delete", {"n": 1}), call("read", {"n": 2}), call("delete", {"n": 3})), final("x")]
     engine = lab.engine(lab.define(script, work.delete, work.free))
     await engine.start("ex1", "go")
@@ -214,13 +180,13 @@ async def test_a_rejected_call_of_a_mixed_batch_is_answered_and_the_turn_goes_on
     result = await lab.end(engine)
     assert result.status is ExecutionStatus.COMPLETED
     assert (work.done, work.read) == ([3], [2])
-    texts = tool_texts(lab)
+    texts = lab.tool_texts()
     assert texts[0].endswith("it was not performed. Reason: too big")
     assert texts[1:] == ["read 2", "deleted 3"], "in the order of the requests"
     paired(lab.prompts()[-1])
 
 
-# --- what runs is what was approved ----------------------------------------------------------------------------
+# --- what runs is what was approved -------------------------------------------------------------------------
 
 
 async def test_A07_the_stored_call_runs_and_the_model_is_not_asked_again(lab: Any) -> None:
@@ -242,7 +208,7 @@ async def test_A07_the_stored_call_runs_and_the_model_is_not_asked_again(lab: An
     await engine.start("ex1", "go")
     waiting = await lab.suspension(engine)
     assert waiting.approvals[0].arguments == {"text": "reviewed"}
-    engine = await restarted(lab, definition)
+    engine = await lab.restarted(definition)
     assert len(lab.prompts()) == 1, "nobody asks the model on resume"
     await engine.decide(Decide("ex1", ids(waiting)[0], True))
     await lab.end(engine)
@@ -250,7 +216,7 @@ async def test_A07_the_stored_call_runs_and_the_model_is_not_asked_again(lab: An
 
 
 async def test_A07_an_approval_is_for_one_call_and_a_new_one_asks_again(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [calls(call("delete", {"n": 1})), calls(call("delete", {"n": 2})), final("x")]
     engine = lab.engine(lab.define(script, work.delete))
     await engine.start("ex1", "go")
@@ -262,7 +228,7 @@ async def test_A07_an_approval_is_for_one_call_and_a_new_one_asks_again(lab: Any
 
 async def test_A07_arguments_that_are_not_the_approved_ones_do_not_run(lab: Any) -> None:
     """Somebody changes the ledger between the decisions: the fingerprint of the approval is what counts."""
-    work = Deletions()
+    work = lab.deletions()
     definition = lab.define(
         [calls(call("delete", {"n": 1}), call("delete", {"n": 2})), final("x")], work.delete
     )
@@ -271,7 +237,7 @@ async def test_A07_arguments_that_are_not_the_approved_ones_do_not_run(lab: Any)
     first, second = ids(await lab.suspension(engine))
     await engine.decide(Decide("ex1", first, True, "ann"))
     lab.sql("UPDATE tool_calls SET arguments = '{\"n\":666}' WHERE position = 0")
-    engine = await restarted(lab, definition)
+    engine = await lab.restarted(definition)
     with pytest.raises(DefinitionChangedError, match="not those that were approved"):
         await engine.decide(Decide("ex1", second, True, "ann"))
     await engine.decide(Decide("ex1", second, False, "ann"))
@@ -282,7 +248,7 @@ async def test_A07_arguments_that_are_not_the_approved_ones_do_not_run(lab: Any)
 
 
 async def test_edited_arguments_run_in_the_place_of_the_models(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     definition = lab.define([calls(call("delete", {"n": 1})), final("x")], work.delete)
     engine = lab.engine(definition)
     await engine.start("ex1", "go")
@@ -304,7 +270,7 @@ async def test_edited_arguments_run_in_the_place_of_the_models(lab: Any) -> None
     assert (row.arguments, row.edited_arguments, row.decided_by) == ({"n": 1}, {"n": 7}, "ann")
     decided = [r.content for r in lab.journal() if r.kind is RecordKind.APPROVAL_DECIDED]
     assert decided[0]["edited_arguments"] == {"n": 7}
-    (text,) = tool_texts(lab)
+    (text,) = lab.tool_texts()
     assert text.startswith('(A human changed the arguments of this call to {"n":7}.)')
     same = await engine.decide(Decide("ex1", request, True, "bob", None, {"n": 7}))
     assert same.decision is not None
@@ -327,7 +293,7 @@ async def test_A10_a_stored_decision_holds_whatever_comes_with_the_restart(lab: 
     await engine.start("ex1", "go", durable_context={"user": "ann"})
     first, second = ids(await lab.suspension(engine))
     await engine.decide(Decide("ex1", first, True, "ann"))
-    engine = await restarted(lab, definition, owner={"node": "elsewhere"})
+    engine = await lab.restarted(definition, owner={"node": "elsewhere"})
     with pytest.raises(StateConflictError):
         await engine.start("ex1", "go", durable_context={"user": "other"})
     again = await engine.start("ex1", "go", durable_context={"user": "ann"})
@@ -362,7 +328,7 @@ async def test_A11_a_changed_tool_is_noticed_before_anything_changes(lab: Any, c
     engine = lab.engine(old)
     await engine.start("ex1", "go")
     (request,) = ids(await lab.suspension(engine))
-    engine = await restarted(lab, new)
+    engine = await lab.restarted(new)
     before = lab.store.load_root("a1").agent_revision
     with pytest.raises(DefinitionChangedError) as caught:
         await engine.decide(Decide("ex1", request, True, "ann"))
@@ -370,19 +336,19 @@ async def test_A11_a_changed_tool_is_noticed_before_anything_changes(lab: Any, c
     assert lab.store.load_root("a1").agent_revision == before
     assert (await engine.view("ex1")).suspended
     assert lab.store.approvals(pending_only=True) != []
-    engine = await restarted(lab, old)  # a rollback
+    engine = await lab.restarted(old)  # a rollback
     await engine.decide(Decide("ex1", request, True, "ann"))
     assert (await lab.end(engine)).output == "x"
     assert paid == [5]
 
 
 async def test_A11_an_operator_can_reject_a_call_whose_tool_has_changed(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
     script = [calls(call("delete", {"n": 1})), final("x")]
     engine = lab.engine(lab.define(script, work.delete))
     await engine.start("ex1", "go")
     (request,) = ids(await lab.suspension(engine))
-    engine = await restarted(lab, lab.define(script))
+    engine = await lab.restarted(lab.define(script))
     result = await engine.decide(Decide("ex1", request, False, "ann", "the tool is gone"))
     assert result.rejected
     assert work.done == []
@@ -408,7 +374,7 @@ async def test_A11_a_tool_that_changes_between_the_decision_and_its_dispatch_doe
     write_plan(lab.faults, "a1", point="after_commit:decision", action="fail")
     with pytest.raises(FaultInjectedError):
         await engine.decide(Decide("ex1", request, True, "ann"))
-    second = await restarted(lab, lab.define(script, new))
+    second = await lab.restarted(lab.define(script, new))
     result = await lab.end(second)
     assert ran == [], "neither what was approved, which is gone, nor what was not"
     assert result.status is ExecutionStatus.FAILED
@@ -417,7 +383,7 @@ async def test_A11_a_tool_that_changes_between_the_decision_and_its_dispatch_doe
 
 
 async def test_A11_an_ungated_sibling_that_has_changed_stops_the_approval_too(lab: Any) -> None:
-    work = Deletions()
+    work = lab.deletions()
 
     @tool(replay="safe", name="read")
     async def other(n: int, encoding: str = "utf-8") -> str:
@@ -428,219 +394,9 @@ async def test_A11_an_ungated_sibling_that_has_changed_stops_the_approval_too(la
     engine = lab.engine(lab.define(script, work.delete, work.free))
     await engine.start("ex1", "go")
     (request,) = ids(await lab.suspension(engine))
-    engine = await restarted(lab, lab.define(script, work.delete, other))
+    engine = await lab.restarted(lab.define(script, work.delete, other))
     with pytest.raises(DefinitionChangedError, match="'read' has another schema"):
         await engine.decide(Decide("ex1", request, True, "ann"))
     assert (await engine.view("ex1")).suspended
     assert (await engine.decide(Decide("ex1", request, False, "ann"))).rejected
     assert (work.done, work.read) == ([], [])
-
-
-# --- who may say what ------------------------------------------------------------------------------------------
-
-
-async def test_A13_a_second_owner_of_a_suspended_execution_ends_the_first_and_says_so(lab: Any) -> None:
-    work = Deletions()
-    definition = lab.define([calls(call("delete", {"n": 1})), final("x")], work.delete)
-    first = lab.engine(definition, owner={"node": "n1", "pid": 1})
-    await first.start("ex1", "go")
-    (request,) = ids(await lab.suspension(first))
-    second = await restarted(lab, definition, owner={"node": "n2", "pid": 2})
-    with pytest.raises(OwnershipLostError) as caught:
-        await first.decide(Decide("ex1", request, True, "ann"))
-    assert caught.value.details["owner"] == {"node": "n2", "pid": 2}
-    assert work.done == []
-    await second.decide(Decide("ex1", request, True, "ann"))
-    assert (await lab.end(second)).output == "x"
-    assert work.done == [1]
-
-
-async def test_A14_cancel_while_suspended_ends_it_and_voids_what_was_asked(lab: Any) -> None:
-    work = Deletions()
-    definition = lab.define(
-        [calls(call("delete", {"n": 1}), call("delete", {"n": 2})), final("x")], work.delete
-    )
-    engine = lab.engine(definition)
-    await engine.start("ex1", "go")
-    first, second = ids(await lab.suspension(engine))
-    await engine.decide(Decide("ex1", first, True, "ann"))
-    events, _ = await engine.events("ex1", after=0, cursor=None, timeout_s=0)  # a reader that goes away
-    assert events
-    assert (await engine.view("ex1")).suspended, "reading events, or stopping to, cancels nothing"
-    result = await engine.cancel("ex1", "enough")
-    assert result.status is ExecutionStatus.CANCELLED
-    statuses = {row.approval_request_id: row.status for row in lab.store.approvals()}
-    assert statuses == {first: ApprovalStatus.APPROVED, second: ApprovalStatus.VOID}
-    for owner in (engine, await restarted(lab, definition)):
-        with pytest.raises(StateConflictError, match="its execution ended unanswered"):
-            await owner.decide(Decide("ex1", second, True, "ann"))
-    assert work.done == []
-
-
-@pytest.mark.parametrize("answer", ["yes", 1, None, "true", [True]])
-async def test_A16_only_true_and_false_are_answers(lab: Any, answer: Any) -> None:
-    work = Deletions()
-    engine = lab.engine(lab.define([calls(call("delete", {"n": 1})), final("x")], work.delete))
-    await engine.start("ex1", "go")
-    (request,) = ids(await lab.suspension(engine))
-    with pytest.raises(InvalidInputError, match="approved must be True or False"):
-        await engine.decide(Decide("ex1", request, answer))
-    for wrong in (
-        Decide("ex1", request, True, decided_by=7),  # type: ignore[arg-type]
-        Decide("ex1", request, True, reason=["x"]),  # type: ignore[arg-type]
-        Decide("ex1", 5, True),  # type: ignore[arg-type]
-        Decide("ex1", request, True, edited_arguments=[1]),  # type: ignore[arg-type]
-        Decide("ex1", request, True, edited_arguments={"n": object()}),
-    ):
-        with pytest.raises(InvalidInputError):
-            await engine.decide(wrong)
-    assert (await engine.view("ex1")).suspended
-    assert work.done == []
-
-
-async def test_A16_an_id_of_another_agent_or_execution_is_refused(lab: Any) -> None:
-    work = Deletions()
-    definition = lab.define([calls(call("delete", {"n": 1})), final("x")], work.delete)
-    mine, other = lab.engine(definition, "a1"), lab.engine(definition, "a2")
-    await mine.start("ex1", "go")
-    await other.start("ex2", "go")
-    (request,) = ids(await lab.suspension(mine))
-    await lab.suspension(other, "ex2")
-    for wrong in (Decide("ex2", request, True), Decide("ex1", request, True)):
-        with pytest.raises((StateConflictError, NotFoundError)):
-            await other.decide(wrong)
-    assert work.done == []
-
-
-async def test_A19_an_answer_reaches_the_addressed_execution_only(lab: Any) -> None:
-    work = Deletions()
-    engine = lab.engine(lab.define(lambda r: calls(call("delete", {"n": 1})), work.delete))
-    await engine.start("ex1", "first")
-    (old,) = ids(await lab.suspension(engine))
-    await engine.cancel("ex1", "no more")
-    await engine.start("ex2", "second")
-    (new,) = ids(await lab.suspension(engine, "ex2"))
-    assert old != new
-    for stale in (Decide("ex1", old, True), Decide("ex2", old, True), Decide("ex1", new, True)):
-        with pytest.raises((StateConflictError, NotFoundError)):
-            await engine.decide(stale)
-    assert work.done == []
-    await engine.decide(Decide("ex2", new, False))
-    events = await lab.read_events(engine, "ex2")
-    assert {event.execution_id for event in events} == {"ex2"}
-    durable = [event.seq for event in events if event.durable]
-    assert durable == list(range(1, len(durable) + 1))
-
-
-# --- what is shown ---------------------------------------------------------------------------------------------
-
-
-async def test_a_request_says_where_the_tool_comes_from_and_what_is_known_and_hides_what_is_hidden(
-    lab: Any,
-) -> None:
-    @tool(
-        requires_approval=True,
-        approval_facts=lambda arguments, context: {
-            "balance": 10,
-            "pin": arguments["pin"],
-            "by": context,
-            "note": f"the pin is {arguments['pin']}",
-        },
-        approval_metadata={"risk": "high"},
-        tool_origin="mcp",
-        redact_params=["pin"],
-        approval_expires_s=60,
-    )
-    async def pay(amount: int, pin: str) -> str:
-        return "paid"
-
-    clock = ManualClock()
-    engine = lab.engine(
-        lab.define([calls(call("pay", {"amount": 5, "pin": "9876"})), final("x")], pay), clock=clock
-    )
-    await engine.start("ex1", "go", durable_context={"user": "ann"})
-    (request,) = (await lab.suspension(engine)).approvals
-    assert request.facts == {
-        "balance": 10,
-        "pin": "[REDACTED]",
-        "by": {"user": "ann"},
-        "note": "the pin is [REDACTED]",
-    }
-    assert request.arguments == {"amount": 5, "pin": "[REDACTED]"}
-    assert (request.tool_origin, request.metadata, request.asked_by) == ("mcp", {"risk": "high"}, "tool")
-    assert request.expires_at == clock.now() + timedelta(seconds=60)
-    (row,) = lab.store.approvals()
-    assert (row.facts, row.metadata, row.tool_origin) == (request.facts, request.metadata, "mcp")
-    required = next(e for e in await engine.stored_events("ex1", 0) if e.type == "approval_required")
-    assert "9876" not in str(required.payload)
-    assert required.payload["metadata"] == {"risk": "high"}
-    result = RunResult.from_wire((await engine.view("ex1")).to_wire())
-    assert result.approvals == (request,)
-    decided = await engine.decide(
-        Decide("ex1", request.approval_request_id, True, "ann", edited_arguments={"amount": 6, "pin": "1234"})
-    )
-    assert decided.decision is not None
-    assert decided.decision.edited_arguments == {"amount": 6, "pin": "[REDACTED]"}
-    assert "1234" not in str([e.payload for e in await engine.stored_events("ex1", 0)])
-    await lab.end(engine)
-
-
-# --- expiry ----------------------------------------------------------------------------------------------------
-
-
-@tool(requires_approval=True, approval_expires_s=30)
-async def soon(n: int) -> str:
-    return f"done {n}"
-
-
-async def test_a_request_that_nobody_answers_in_time_counts_as_rejected(lab: Any) -> None:
-    clock = ManualClock()
-    engine = lab.engine(lab.define([calls(call("soon", {"n": 1})), final("x")], soon), clock=clock)
-    await engine.start("ex1", "go")
-    (request,) = ids(await lab.suspension(engine))
-    clock.advance(31)
-    with pytest.raises(ApprovalExpiredError) as caught:
-        await engine.decide(Decide("ex1", request, True, "ann"))
-    assert caught.value.code == "approval_expired"
-    result = await lab.end(engine)
-    assert result.rejected
-    (row,) = lab.store.approvals()
-    assert (row.status, row.decided_by) == (ApprovalStatus.EXPIRED, None)
-    assert "nobody approved this call in time" in (lab.store.tool_calls("ex1")[0].model_text or "")
-    with pytest.raises(ApprovalExpiredError):
-        await engine.decide(Decide("ex1", request, True, "ann"))
-
-
-async def test_the_live_engine_notices_an_expiry_by_itself(lab: Any) -> None:
-    @tool(requires_approval=True, approval_expires_s=0.05)
-    async def at_once(n: int) -> str:
-        return ""
-
-    work = Deletions()
-    script = [calls(call("at_once", {"n": 1}), call("delete", {"n": 2})), final("x")]
-    engine = lab.engine(lab.define(script, at_once, work.delete))
-    await engine.start("ex1", "go")
-    waiting = await lab.suspension(engine)  # the first request may be over by now
-    other = next(item.approval_request_id for item in waiting.approvals if item.tool_name == "delete")
-    await engine.decide(Decide("ex1", other, True, "ann"))
-    result = await lab.end(engine)
-    assert result.output == "x", "an expired call of a mixed batch is one that was rejected"
-    assert work.done == [2]
-    texts = tool_texts(lab)
-    assert texts[0].startswith("Rejected: nobody approved this call in time")
-
-
-async def test_an_unloaded_agent_expires_at_its_next_wake(lab: Any) -> None:
-    clock = ManualClock()
-    definition = lab.define([calls(call("soon", {"n": 1})), final("x")], soon)
-    engine = lab.engine(definition, clock=clock)
-    await engine.start("ex1", "go")
-    await lab.suspension(engine)
-    await engine.seal()
-    clock.advance(29)
-    again = await restarted(lab, definition, clock=clock, store=lab.open())
-    assert (await again.view("ex1")).suspended
-    await again.seal()
-    clock.advance(2)
-    again = await restarted(lab, definition, clock=clock, store=lab.open())
-    assert (await lab.end(again)).rejected

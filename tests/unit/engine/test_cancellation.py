@@ -1,0 +1,213 @@
+"""Cancelling in every phase, and unloading."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from phronomy_ray.definition.tool import tool
+from phronomy_ray.errors import (
+    AgentBusyError,
+    AgentUnloadedError,
+    NotFoundError,
+)
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.kernel.inputs import Decide
+from phronomy_ray.models.scripted import call, calls, final, hang
+from phronomy_ray.tool_calls import ToolContext
+
+
+@tool(replay="safe")
+async def look(x: int = 0) -> str:
+    return f"seen {x}"
+
+
+@tool(requires_approval=True)
+async def write(text: str) -> str:
+    return f"wrote {text}"
+
+
+# --- cancellation -------------------------------------------------------------------------------------------
+
+
+async def test_cancel_while_preparing(lab: Any) -> None:
+    begun = threading.Event()
+
+    def slow(given: Any) -> str:
+        if given == "go":
+            begun.set()
+            lab.release.wait(20)
+        return "Be brief."
+
+    engine = lab.engine(lab.define([final("fine")], instructions=staticmethod(slow)))
+    await engine.start("ex1", "go")
+    assert await asyncio.to_thread(begun.wait, 20)
+    result = await engine.cancel("ex1", "enough")
+    assert (result.status, result.terminal_reason) == (ExecutionStatus.CANCELLED, "enough")
+    await lab.still_usable(engine)
+    lab.release.set()
+
+
+async def test_cancel_while_the_model_is_called(lab: Any) -> None:
+    engine = lab.engine(lab.define(lab.first_turn(hang())))
+    await engine.start("ex1", "go")
+    await lab.until_prompted()
+    during = await engine.cancel("ex1", "enough")
+    assert during.status in (ExecutionStatus.ACTIVE, ExecutionStatus.CANCELLED)
+    assert lab.store.load_execution("ex1").cancel_requested_at is not None, "the intent is durable"
+    result = await lab.end(engine)
+    assert result.status is ExecutionStatus.CANCELLED
+    assert [c.status for c in lab.store.model_calls("ex1")] == ["cancelled"]
+    again = await engine.cancel("ex1", "another reason")
+    assert again.terminal_reason == "enough"
+    await lab.still_usable(engine)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_cancel_while_tools_run_waits_for_them_and_closes_every_call(lab: Any, blocking: bool) -> None:
+    begun = threading.Event()
+
+    @tool(replay="safe")
+    def polls(context: ToolContext) -> str:
+        begun.set()
+        while not context.is_cancelled():
+            if lab.release.wait(0.002):
+                break
+        return "stopped in time"
+
+    @tool(replay="safe")
+    async def waits() -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    name = "polls" if blocking else "waits"
+    script = lab.first_turn(calls(call("look", {"x": 1}), call(name, {}), call("nope", {})))
+    engine = lab.engine(lab.define(script, look, polls, waits))
+    await engine.start("ex1", "go")
+    assert await asyncio.to_thread(begun.wait, 20)
+    await engine.cancel("ex1", "enough")
+    result = await lab.end(engine)
+    assert result.status is ExecutionStatus.CANCELLED
+    expected = ToolCallStatus.SUCCEEDED if blocking else ToolCallStatus.CANCELLED
+    assert [row.status for row in lab.store.tool_calls("ex1")] == [
+        ToolCallStatus.SUCCEEDED,
+        expected,
+        ToolCallStatus.FAILED,
+    ]
+    await lab.still_usable(engine)
+
+
+async def test_cancel_does_not_wait_for_ever_for_a_cooperative_tool_that_ignores_it(lab: Any) -> None:
+    begun, free = asyncio.Event(), asyncio.Event()
+
+    @tool(replay="safe")
+    async def stubborn() -> str:
+        begun.set()
+        while not free.is_set():
+            try:
+                await free.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    engine = lab.engine(
+        lab.define(lab.first_turn(calls(call("stubborn", {}))), stubborn, quiescence_timeout_s=0.05)
+    )
+    await engine.start("ex1", "go")
+    await asyncio.wait_for(begun.wait(), 20)
+    await engine.cancel("ex1", "enough")
+    try:
+        result = await asyncio.wait_for(lab.end(engine), 10)
+    finally:
+        free.set()
+    assert result.status is ExecutionStatus.CANCELLED
+    assert [row.status for row in lab.store.tool_calls("ex1")] == [ToolCallStatus.UNKNOWN]
+    await lab.still_usable(engine)
+
+
+async def test_cancel_while_suspended(lab: Any) -> None:
+    engine = lab.engine(
+        lab.define(lab.first_turn(calls(call("write", {"text": "a"}), call("write", {"text": "b"}))), write)
+    )
+    await engine.start("ex1", "go")
+    waiting = await lab.suspension(engine)
+    await engine.decide(Decide("ex1", waiting.approvals[0].approval_request_id, True))
+    result = await engine.cancel("ex1", "enough")
+    assert result.status is ExecutionStatus.CANCELLED
+    assert [row.status for row in lab.store.tool_calls("ex1")] == [ToolCallStatus.NOT_PERFORMED] * 2
+    assert [item.status for item in lab.store.approvals(execution_id="ex1")] == [
+        ApprovalStatus.APPROVED,
+        ApprovalStatus.VOID,
+    ]
+    assert lab.store.approvals(pending_only=True) == []
+    await lab.still_usable(engine)
+
+
+async def test_cancel_that_comes_too_late_leaves_the_end_as_it_is(lab: Any) -> None:
+    engine = lab.engine(lab.define([final("x")]))
+    wait = lab.pause("before_commit:terminal")
+    await engine.start("ex1", "go")
+    release = await wait()
+    cancelling = asyncio.ensure_future(engine.cancel("ex1", "too late"))
+    await asyncio.sleep(0)
+    release()
+    assert (await cancelling).status is ExecutionStatus.COMPLETED
+    assert (await lab.end(engine)).output == "x"
+    with pytest.raises(NotFoundError):
+        await engine.cancel("ex-unknown", "x")
+
+
+# --- unloading ----------------------------------------------------------------------------------------------
+
+
+async def test_a_busy_engine_cannot_be_sealed_and_a_sealed_one_does_nothing(lab: Any) -> None:
+    engine = lab.engine(lab.define(lambda r: hang() if r.last_user == "wait" else final("x")))
+    await engine.start("ex1", "wait")
+    with pytest.raises(AgentBusyError):
+        await engine.seal()
+    await engine.cancel("ex1", "x")
+    await lab.end(engine)
+    await engine.seal()
+    for operation in (
+        engine.start("ex2", "go"),
+        engine.view("ex1"),
+        engine.cancel("ex1", "x"),
+        engine.wait("ex1", until="terminal", timeout_s=1),
+        engine.events("ex1", after=0, cursor=None, timeout_s=1),
+    ):
+        with pytest.raises(AgentUnloadedError):
+            await operation
+    assert (await lab.run(lab.engine(engine.definition), "go", id="ex2")).output == "x"
+
+
+async def test_a_start_that_is_being_committed_keeps_the_engine_from_being_sealed(lab: Any) -> None:
+    engine = lab.engine(lab.define([final("x")]))
+    await engine.activate()
+    wait = lab.pause("before_commit:admit")
+    starting = asyncio.ensure_future(engine.start("ex1", "go"))
+    release = await wait()
+    sealing = asyncio.ensure_future(engine.seal())
+    await asyncio.sleep(0)
+    release()
+    with pytest.raises(AgentBusyError):
+        await sealing
+    await starting
+    assert (await lab.end(engine)).output == "x"
+
+
+async def test_unloading_while_suspended_wakes_waiters_and_the_next_engine_goes_on(lab: Any) -> None:
+    engine = lab.engine(lab.define([calls(call("write", {"text": "a"})), final("x")], write))
+    await engine.start("ex1", "go")
+    await lab.suspension(engine)
+    waiting = asyncio.ensure_future(engine.wait("ex1", until="terminal", timeout_s=20))
+    await asyncio.sleep(0)
+    await engine.seal()
+    with pytest.raises(AgentUnloadedError):
+        await waiting
+    second = lab.engine(engine.definition)
+    await lab.decide_all(second)
+    assert (await lab.end(second)).output == "x"
