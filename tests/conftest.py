@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 # Before anything imports ray or litellm; inherited by every process that a test starts.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+# Ray's workers are as important as we: below us, as by default, they get next to nothing of a machine that is busy.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # A running cluster, a store or a model of the machine must not change what a test sees.
 for _name in [name for name in os.environ if name.startswith("PHRONOMY_") or name == "RAY_ADDRESS"]:
     del os.environ[_name]

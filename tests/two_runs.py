@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: What the first run has.
-FIRST = ("actors", "cli", "contract/test_cluster_yaml.py")
+FIRST = ("actors", "cli", "mcp", "unit/models", "contract/test_cluster_yaml.py")
 #: What the second run has on Ray, behind everything else.
 LAST = ("chaos", "cluster")
 

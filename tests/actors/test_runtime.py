@@ -271,7 +271,7 @@ def load_together_after_kills(
 def test_R01_drivers_that_load_a_dying_agent_find_one_living_one(
     bench: Bench, runtime: Runtime, shared: Session, new_id: Names
 ) -> None:
-    load_together_after_kills(bench, runtime, shared, new_id("alice"), rounds=3)
+    load_together_after_kills(bench, runtime, shared, new_id("alice"), rounds=2)
 
 
 @pytest.mark.full

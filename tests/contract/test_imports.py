@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 MAX_RATIO = 1.3
-ROUNDS = 5
+ROUNDS = 3
 HEAVY = ("ray", "litellm", "sqlalchemy", "alembic", "psycopg", "aiohttp", "openai")
 
 # CPU time, since other processes of the machine must not decide; a fresh interpreter for each measurement.

@@ -176,7 +176,8 @@ async def test_a_timeout_is_an_outcome_of_its_own(lab: Any, blocking: bool, on_e
         return "never"
 
     slow = tool(name="slow", timeout_s=0.05, on_error=on_error)(body if blocking else async_body)
-    engine = lab.engine(lab.define([calls(call("slow", {}), call("look", {"x": 1})), final("x")], slow, look))
+    script = [calls(call("slow", {}), call("look", {"x": 1})), final("x")]
+    engine = lab.engine(lab.define(script, slow, look, quiescence_timeout_s=0.1))
     result = await lab.run(engine)
     assert [row.status for row in lab.store.tool_calls("ex1")] == [
         ToolCallStatus.TIMED_OUT,
@@ -224,7 +225,7 @@ async def test_a_blocking_body_that_timed_out_is_not_tried_again(lab: Any) -> No
         lab.release.wait(20)
         raise ConnectionError("late failure")
 
-    engine = lab.engine(lab.define([calls(call("slow", {})), final("x")], slow))
+    engine = lab.engine(lab.define([calls(call("slow", {})), final("x")], slow, quiescence_timeout_s=0.1))
     assert (await lab.run(engine)).output == "x"
     lab.release.set()
     await asyncio.to_thread(lab.executors[-1]._threads.shutdown, True)  # join what is still there
