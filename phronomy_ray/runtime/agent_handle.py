@@ -10,10 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.actors.agent_client import AgentClient
-from phronomy_ray.actors.directory import CALL_TIMEOUT_S
 from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.results import ApprovalRequest, RunResult
+from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.tool_calls import Resolution
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
 
     from phronomy_ray.actors.wiring import AgentWiring
     from phronomy_ray.runtime.runtime import Runtime
-    from phronomy_ray.store.port import Store
 
 
 class AgentHandle(WorkerInputRestricted):
     """An agent, live or not."""
 
-    def __init__(self, runtime: Runtime, agent_id: str, wiring: AgentWiring | None = None) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        runtime: Runtime,
+        agent_id: str,
+        wiring: AgentWiring | None = None,
+        *,
+        actor: ActorHandle[Any] | None = None,
+    ) -> None:
         #: The agent's id.
         self.agent_id = agent_id
-        #: The calls behind this handle.
-        self.client = AgentClient(
+        self._client = AgentClient(
             agent_id, runtime.directory, runtime.store, lambda: runtime.wiring_of(agent_id, wiring)
         )
+        if actor is not None:  # known to be live
+            self._client.use_actor(actor)
+        self._link = AgentLink(self._client, runtime.store, runtime._bridge)
 
     def __repr__(self) -> str:
         return f"AgentHandle({self.agent_id!r})"
 
     @property
-    def bridge(self) -> Bridge:
-        """The loop that blocking forms run on."""
-        return self._runtime.bridge
-
-    @property
-    def store(self) -> Store:
-        """The runtime's store."""
-        return self._runtime.store
+    def _bridge(self) -> Bridge:
+        return self._link.bridge
 
     # --- executions --------------------------------------------------------------------------------------------
 
@@ -76,8 +77,8 @@ class AgentHandle(WorkerInputRestricted):
             InvalidInputError: the input or context is not what it must be.
         """
         execution = execution_id or new_execution_id()
-        await self.call("start", execution, input, durable_context, stream)
-        return ExecutionHandle(self, execution)
+        await self._client.call("start", execution, input, durable_context, stream)
+        return ExecutionHandle(self, self._link, execution)
 
     start = blocking(start_async)
 
@@ -103,7 +104,7 @@ class AgentHandle(WorkerInputRestricted):
 
     def execution(self, execution_id: str) -> ExecutionHandle:
         """A handle on an execution of this agent; nothing is read."""
-        return ExecutionHandle(self, execution_id)
+        return ExecutionHandle(self, self._link, execution_id)
 
     async def approve_async(
         self,
@@ -137,7 +138,7 @@ class AgentHandle(WorkerInputRestricted):
         """
         if not isinstance(approved, bool):
             raise InvalidInputError(f"approved must be True or False, not {approved!r}")
-        wire = await self.call(
+        wire = await self._client.call(
             "approve", execution_id, approval_request_id, approved, decided_by, reason, edited_arguments
         )
         return RunResult.from_wire(wire)
@@ -146,7 +147,7 @@ class AgentHandle(WorkerInputRestricted):
 
     async def resume_async(self, execution_id: str) -> RunResult:
         """Wake the agent if need be (which continues what can be continued) and give the execution as it is."""
-        return RunResult.from_wire(await self.call("resume", execution_id))
+        return RunResult.from_wire(await self._client.call("resume", execution_id))
 
     resume = blocking(resume_async)
 
@@ -178,10 +179,10 @@ class AgentHandle(WorkerInputRestricted):
             InvalidInputError: the outcome is none of these, or does not fit what is given with it.
         """
         word = Resolution.of(outcome)
-        # `call` repeats what may not have arrived: the word must never be taken for an attempt that came after it
-        calls = await asyncio.to_thread(self.store.tool_calls, execution_id)
+        # the client repeats what may not have arrived: the word must never be taken for an attempt that came after it
+        calls = await asyncio.to_thread(self._link.store.tool_calls, execution_id)
         attempt = next((call.attempt for call in calls if call.tool_call_id == tool_call_id), None)
-        wire = await self.call(
+        wire = await self._client.call(
             "resolve",
             execution_id,
             tool_call_id,
@@ -198,7 +199,7 @@ class AgentHandle(WorkerInputRestricted):
 
     async def cancel_async(self, execution_id: str, reason: str = "cancelled") -> RunResult:
         """Cancel an execution; the intent is durable when this returns. A terminal one stays as it is."""
-        return RunResult.from_wire(await self.call("cancel", execution_id, reason))
+        return RunResult.from_wire(await self._client.call("cancel", execution_id, reason))
 
     cancel = blocking(cancel_async)
 
@@ -206,19 +207,19 @@ class AgentHandle(WorkerInputRestricted):
 
     async def status_async(self) -> dict[str, Any]:
         """What the live agent is doing, from its memory; wakes it if need be."""
-        return dict(await self.call("status"))
+        return dict(await self._client.call("status"))
 
     status = blocking(status_async)
 
     async def transcript_async(self, *, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """Journal records behind position `after`, as JSON."""
-        return list(await self.call("transcript", after, limit))
+        return list(await self._client.call("transcript", after, limit))
 
     transcript = blocking(transcript_async)
 
     async def pending_approvals_async(self) -> list[ApprovalRequest]:
         """Requests that wait for an answer, from the store; wakes nothing."""
-        rows = await asyncio.to_thread(self.store.approvals, agent_id=self.agent_id, pending_only=True)
+        rows = await asyncio.to_thread(self._link.store.approvals, agent_id=self.agent_id, pending_only=True)
         return [ApprovalRequest.from_row(row) for row in rows]
 
     pending_approvals = blocking(pending_approvals_async)
@@ -232,7 +233,7 @@ class AgentHandle(WorkerInputRestricted):
             AgentBusyError: work is running.
             WaitTimeoutError: its process does not answer.
         """
-        return await self.client.unload()
+        return await self._client.unload()
 
     unload = blocking(unload_async)
 
@@ -240,19 +241,6 @@ class AgentHandle(WorkerInputRestricted):
 
     async def actor_async(self) -> ActorHandle[Any]:
         """The raw handle of the live actor; wakes the agent if need be."""
-        return await self.client.actor()
+        return await self._client.actor()
 
     actor = blocking(actor_async)
-
-    def use_actor(self, actor: ActorHandle[Any]) -> AgentHandle:
-        """Start from an actor that is known to be live."""
-        self.client.use_actor(actor)
-        return self
-
-    async def stored_result(self, execution_id: str) -> RunResult:
-        """The execution as stored; wakes nothing. Raises `NotFoundError`."""
-        return await self.client.stored_result(execution_id)
-
-    async def call(self, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Call a remote method of the live actor; see `AgentClient.call`."""
-        return await self.client.call(method, *args, timeout_s=timeout_s)

@@ -65,7 +65,7 @@ class HasBridge(Protocol):
     """Whatever has blocking forms."""
 
     @property
-    def bridge(self) -> Bridge:
+    def _bridge(self) -> Bridge:
         """The loop that blocking forms run on."""
         ...
 
@@ -91,7 +91,7 @@ def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Cal
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         refuse_on_loop(name, async_name)
-        return self.bridge.run(method(self, *args, **kwargs))
+        return self._bridge.run(method(self, *args, **kwargs))
 
     functools.update_wrapper(call, method)
     call.__name__ = name

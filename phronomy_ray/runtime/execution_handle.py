@@ -12,6 +12,7 @@ from phronomy_ray.errors import InvalidInputError, NotFoundError, WaitTimeoutErr
 from phronomy_ray.events import Event
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
+from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking, refuse_on_loop
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 class ExecutionHandle(WorkerInputRestricted):
     """One execution. `result` and ``await`` go to its end; `wait` can also stop at a suspension."""
 
-    def __init__(self, agent: AgentHandle, execution_id: str) -> None:
+    def __init__(self, agent: AgentHandle, link: AgentLink, execution_id: str) -> None:
         #: The agent that runs it.
         self.agent = agent
         #: The execution's id.
         self.execution_id = execution_id
+        self._link = link
 
     def __repr__(self) -> str:
         return f"ExecutionHandle({self.execution_id!r}, agent={self.agent.agent_id!r})"
 
     @property
-    def bridge(self) -> Bridge:
-        """The loop that blocking forms run on."""
-        return self.agent.bridge
+    def _bridge(self) -> Bridge:
+        return self._link.bridge
 
     async def wait_async(self, until: str = "terminal", timeout: float | None = None) -> RunResult:
         """Wait until it is ``terminal`` or, with ``until="suspended"``, at the latest until it needs a human.
@@ -56,7 +57,7 @@ class ExecutionHandle(WorkerInputRestricted):
                     f"execution {self.execution_id} is not {until} after {timeout:g} s; it goes on",
                     details={"execution_id": self.execution_id},
                 )
-            result = await self.agent.client.wait_once(self.execution_id, until, left)
+            result = await self._link.client.wait_once(self.execution_id, until, left)
             if result is not None:
                 return result
 
@@ -77,7 +78,7 @@ class ExecutionHandle(WorkerInputRestricted):
 
     async def view_async(self) -> RunResult:
         """The execution as it is stored now; wakes nothing. Raises `NotFoundError`."""
-        return await self.agent.stored_result(self.execution_id)
+        return await self._link.client.stored_result(self.execution_id)
 
     view = blocking(view_async)
 
@@ -119,30 +120,26 @@ class ExecutionHandle(WorkerInputRestricted):
 
         Closing or losing the iterator changes nothing for the execution; come back with the last seq.
         """
-        return EventStream(self, after)
+        return EventStream(self, self._link, after)
 
 
 class EventStream(WorkerInputRestricted):
     """Iterator and async iterator over an execution's events."""
 
-    def __init__(self, execution: ExecutionHandle, after: int) -> None:
+    def __init__(self, execution: ExecutionHandle, link: AgentLink, after: int) -> None:
         self._execution = execution
+        self._link = link
         self._after = after
         self._cursor: str | None = None
         self._ready: list[Event] = []
         self._ended = False
-
-    @property
-    def bridge(self) -> Bridge:
-        """The loop that the blocking form runs on."""
-        return self._execution.bridge
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
         refuse_on_loop("iterating events", "async for")
-        event = self.bridge.run(self._next())
+        event = self._link.bridge.run(self._next())
         if event is None:
             raise StopIteration
         return event
@@ -167,11 +164,10 @@ class EventStream(WorkerInputRestricted):
         return event
 
     async def _fetch(self) -> None:
-        agent = self._execution.agent
-        actor = agent.client.live_actor()
+        actor = self._link.client.live_actor()
         if actor is not None:
             execution_id = self._execution.execution_id
-            wire = await agent.client.ask(
+            wire = await self._link.client.ask(
                 actor, "events", execution_id, self._after, self._cursor, SLICE_S, timeout_s=SLICE_S + 10
             )
             if wire is NoAnswer.SILENT:
@@ -184,27 +180,29 @@ class EventStream(WorkerInputRestricted):
                     await self._end_if_terminal()
                 return
         self._cursor = None
-        rows = await asyncio.to_thread(agent.store.events, self._execution.execution_id, after=self._after)
+        rows = await asyncio.to_thread(
+            self._link.store.events, self._execution.execution_id, after=self._after
+        )
         self._ready = [Event.from_row(row) for row in rows]
         if self._ready:
             return
-        stored = await agent.stored_result(self._execution.execution_id)
+        stored = await self._link.client.stored_result(self._execution.execution_id)
         if stored.status.is_terminal:
             self._ended = True
         elif stored.suspended:
             await asyncio.sleep(STORE_POLL_S)
         else:
-            await agent.actor_async()
+            await self._execution.agent.actor_async()
 
     async def _end_if_terminal(self) -> None:
         try:
-            stored = await self._execution.agent.stored_result(self._execution.execution_id)
+            stored = await self._link.client.stored_result(self._execution.execution_id)
         except NotFoundError:
             self._ended = True
             raise
         if stored.status.is_terminal:
             rows = await asyncio.to_thread(
-                self._execution.agent.store.events, self._execution.execution_id, after=self._after
+                self._link.store.events, self._execution.execution_id, after=self._after
             )
             self._ready = [Event.from_row(row) for row in rows]
             self._ended = not self._ready

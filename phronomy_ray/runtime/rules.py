@@ -23,13 +23,13 @@ class StandingRules:
         self, store: Callable[[], Store], bridge: Callable[[], Bridge], clock: Clock | None = None
     ) -> None:
         self._store = store
-        self._bridge = bridge
+        self._find_bridge = bridge
         self._clock = clock or SystemClock()
 
     @property
-    def bridge(self) -> Bridge:
+    def _bridge(self) -> Bridge:
         """The loop that blocking forms run on."""
-        return self._bridge()
+        return self._find_bridge()
 
     async def allow_async(
         self,

@@ -115,9 +115,9 @@ class Runtime(WorkerInputRestricted):
             self.store.close()
             raise
         self.directory = AgentDirectory(self.config.namespace)
-        self.bridge = Bridge()
+        self._bridge = Bridge()
         #: Standing rules of the store.
-        self.rules = StandingRules(lambda: self.store, lambda: self.bridge)
+        self.rules = StandingRules(lambda: self.store, lambda: self._bridge)
 
     def __enter__(self) -> Runtime:
         return self
@@ -129,7 +129,7 @@ class Runtime(WorkerInputRestricted):
 
     def close(self) -> None:
         """Close this driver's side; a Ray that this runtime started or connected is left. Idempotent."""
-        self.bridge.close()
+        self._bridge.close()
         self.store.close()
         if self._owns_ray:
             self._owns_ray = False
@@ -184,7 +184,7 @@ class Runtime(WorkerInputRestricted):
         if await self.directory.live_status(agent_id) is not None or await self._root(agent_id) is not None:
             raise AgentAlreadyExistsError(f"agent {agent_id!r} exists", details={"agent_id": agent_id})
         actor = await self.directory.create(agent_id, wiring, request)
-        return AgentHandle(self, agent_id, wiring).use_actor(actor)
+        return AgentHandle(self, agent_id, wiring, actor=actor)
 
     create = blocking(create_async)
 
@@ -203,20 +203,19 @@ class Runtime(WorkerInputRestricted):
         check_id(agent_id, "agent_id")
         definition = agent_class.definition()
         wiring = self._wiring(agent_class, options)
-        handle = AgentHandle(self, agent_id, wiring)
         live = await self.directory.live_status(agent_id)
         if live is not None:
             self._check_live(live, definition, options)
             actor = self.directory.find(agent_id)
             if actor is not None:
-                return handle.use_actor(actor)
+                return AgentHandle(self, agent_id, wiring, actor=actor)
         root = await asyncio.to_thread(self.store.load_root, agent_id)
         check_definition(definition, root.definition_id, root.definition_version, agent_id)
         actor = await self.directory.wake(agent_id, wiring)
         status = await self.directory.live_status(agent_id)
         if status is not None:
             self._check_live(status, definition, options)
-        return handle.use_actor(actor)
+        return AgentHandle(self, agent_id, wiring, actor=actor)
 
     load = blocking(load_async)
 
@@ -253,7 +252,7 @@ class Runtime(WorkerInputRestricted):
         """The live agent, or ``None``; never touches the store."""
         live = await self.directory.live_status(agent_id)
         actor = self.directory.find(agent_id) if live is not None else None
-        return AgentHandle(self, agent_id).use_actor(actor) if actor is not None else None
+        return AgentHandle(self, agent_id, actor=actor) if actor is not None else None
 
     get = blocking(get_async)
 
@@ -272,7 +271,7 @@ class Runtime(WorkerInputRestricted):
                 f"nobody holds execution {execution_id} ({row.status.value}); load agent {row.agent_id!r}",
                 details={"execution_id": execution_id, "agent_id": row.agent_id, "status": row.status.value},
             )
-        return AgentHandle(self, row.agent_id).use_actor(actor)
+        return AgentHandle(self, row.agent_id, actor=actor)
 
     live_for_execution = blocking(live_for_execution_async)
 
@@ -310,7 +309,7 @@ class Runtime(WorkerInputRestricted):
     async def execution_async(self, execution_id: str) -> ExecutionHandle:
         """A handle on any stored execution. Raises `NotFoundError`."""
         row = await asyncio.to_thread(self.store.load_execution, execution_id)
-        return ExecutionHandle(AgentHandle(self, row.agent_id), execution_id)
+        return AgentHandle(self, row.agent_id).execution(execution_id)
 
     execution = blocking(execution_async)
 

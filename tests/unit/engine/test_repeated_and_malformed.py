@@ -106,7 +106,7 @@ async def test_the_same_word_again_is_harmless_and_another_one_is_refused(
 async def test_a_driver_names_the_attempt_that_its_word_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [SimpleNamespace(tool_call_id="tc_0", attempt=7), SimpleNamespace(tool_call_id="tc_1", attempt=2)]
     store = SimpleNamespace(tool_calls=lambda execution_id: rows)
-    runtime: Any = SimpleNamespace(store=store, directory=None)
+    runtime: Any = SimpleNamespace(store=store, directory=None, _bridge=None)
     handle = AgentHandle(runtime, "a1")
     sent: list[Any] = []
 
@@ -114,7 +114,7 @@ async def test_a_driver_names_the_attempt_that_its_word_is_about(monkeypatch: py
         sent.append((method, *args))
         raise NotFoundError("enough")
 
-    monkeypatch.setattr(handle, "call", send)
+    monkeypatch.setattr(handle._client, "call", send)
     for call_id in ("tc_1", "tc_2"):
         with pytest.raises(NotFoundError):
             await handle.resolve_async("ex1", call_id, "not_performed")
