@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phronomy_ray.errors import FilterBlockError
+from phronomy_ray.errors import ErrorRecord, FilterBlockError, MaxIterationsError
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.direct import direct_output
 from phronomy_ray.kernel.draft import Draft
@@ -41,10 +41,27 @@ def after_batch(draft: Draft, name: str) -> Step:
     if output is not None:
         return deliver(draft, output)
     if at_limit(draft):
-        return failed(draft, tools_step.iteration_limit(draft), "failed")
+        return failed(draft, _iteration_limit(draft), "failed")
     return next_model_call(draft, name)
+
+
+def carry_on(found: Step | Draft, name: str) -> Step:
+    """`after_batch`, unless a step was found already."""
+    return found if isinstance(found, Step) else after_batch(found, name)
 
 
 def at_limit(draft: Draft) -> bool:
     """Whether the execution has made all model calls that it may."""
     return draft.execution.progress.model_calls >= draft.env.definition.max_iterations
+
+
+def _iteration_limit(draft: Draft) -> ErrorRecord:
+    """The end of an execution that has used all its model calls."""
+    limit = draft.env.definition.max_iterations
+    return ErrorRecord.from_exception(
+        MaxIterationsError(
+            f"the execution made {limit} model calls without a final answer; the results so far are kept "
+            "(raise max_iterations, or go on with another message)",
+            details={"max_iterations": limit},
+        )
+    )

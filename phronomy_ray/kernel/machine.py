@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from phronomy_ray.errors import IllegalTransitionError
-from phronomy_ray.events import EventType
-from phronomy_ray.journal import ExecutionStatus, Phase
 from phronomy_ray.kernel import humans, tools_step
 from phronomy_ray.kernel.admission import preparation_done, preparation_failed, start
-from phronomy_ray.kernel.after_batch import after_batch
+from phronomy_ray.kernel.after_batch import after_batch, carry_on
 from phronomy_ray.kernel.answers import model_answered, model_failed, model_stopped
 from phronomy_ray.kernel.approvals import settle_batch
-from phronomy_ray.kernel.authorization import apply_verdicts, is_awaited, wait_for_code
+from phronomy_ray.kernel.authorization import apply_verdicts, is_awaited
 from phronomy_ray.kernel.draft import Draft
-from phronomy_ray.kernel.effects import Prepare, Step, StopWork, without_change
+from phronomy_ray.kernel.effects import Step, without_change
 from phronomy_ray.kernel.ending import cancelled
 from phronomy_ray.kernel.inputs import (
     Authorized,
@@ -43,8 +40,9 @@ from phronomy_ray.kernel.inputs import (
     ToolsLate,
 )
 from phronomy_ray.kernel.late import record_late
-from phronomy_ray.kernel.model_input import build_input, input_build_failed, input_built
-from phronomy_ray.kernel.output import filter_output, output_filter_failed, output_filtered
+from phronomy_ray.kernel.model_input import input_build_failed, input_built
+from phronomy_ray.kernel.output import output_filter_failed, output_filtered
+from phronomy_ray.kernel.recovery import recover
 from phronomy_ray.kernel.state import AgentState
 
 
@@ -85,15 +83,15 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
         case ToolsLate():
             return record_late(state, event, env)
         case Decide():
-            return _carry_on(humans.decide(state, event, env), "decision")
+            return carry_on(humans.decide(state, event, env), "decision")
         case Resolve():
-            return _carry_on(humans.resolve(state, event, env), "resolution")
+            return carry_on(humans.resolve(state, event, env), "resolution")
         case Cancel():
             return humans.cancel(state, event, env)
         case Expire():
-            return _carry_on(humans.expire(state, env), "expiry")
+            return carry_on(humans.expire(state, env), "expiry")
         case Recover():
-            return _recover(state, event, env)
+            return recover(state, event, env)
     assert_never(event)
 
 
@@ -117,50 +115,3 @@ def _tool_outcomes(state: AgentState, event: ToolOutcomes, env: Env) -> Step:
     if not tools_step.apply_outcomes(draft, event.outcomes):
         return without_change(state)
     return after_batch(draft, "results")
-
-
-def _carry_on(found: Step | Draft, name: str) -> Step:
-    return found if isinstance(found, Step) else after_batch(found, name)
-
-
-def _recover(state: AgentState, event: Recover, env: Env) -> Step:
-    execution = state.execution
-    if execution is None:
-        return without_change(state)
-    if execution.row.status is ExecutionStatus.SUSPENDED:
-        return _carry_on(humans.expire(state, env), "expiry")
-    row = execution.row
-    draft = Draft(state, env, execution)
-    draft.event(EventType.RECOVERED, {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})
-    if row.cancel_requested_at is not None:
-        if tools_step.lose_running(draft, event.attachment):
-            draft.move(row.status, row.phase)
-            draft.effects.append(StopWork(row.execution_id))
-            return draft.finish("recover")
-        return cancelled(draft, "cancel")
-    match row.phase:
-        case Phase.PREPARING:
-            draft.move(row.status, row.phase)
-            draft.effects.append(Prepare(row.execution_id, row.input, row.durable_context))
-            return draft.finish("recover")
-        case Phase.BUILDING_INPUT:
-            return build_input(draft, "recover")
-        case Phase.FILTERING_OUTPUT:
-            filter_output(draft)
-            return draft.finish("recover")
-        case Phase.CALLING_MODEL:
-            draft.move(row.status, row.phase)
-            draft.effects.append(draft.repeat_model_call())
-            return draft.finish("recover")
-        case Phase.AUTHORIZING:
-            wait_for_code(draft)
-            return draft.finish("recover")
-        case Phase.DISPATCHING_TOOLS | Phase.RECOVERY_TOOLS:
-            draft.move(row.status, row.phase)
-            tools_step.redispatch_lost(draft, event.attachment)
-            return after_batch(draft, "recover")
-        case Phase.APPROVAL | Phase.ENDED:
-            raise IllegalTransitionError(
-                f"execution {row.execution_id} is stored as {row.status.value} in phase {row.phase.value}"
-            )
-    assert_never(row.phase)

@@ -8,7 +8,7 @@ from typing import Any
 
 from phronomy_ray.canonical_json import dumps
 from phronomy_ray.definition.tool import OnError, ToolSpec
-from phronomy_ray.errors import ErrorRecord, MaxIterationsError, ToolError
+from phronomy_ray.errors import ErrorRecord, ToolError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import (
     ApprovalStatus,
@@ -26,11 +26,11 @@ from phronomy_ray.kernel.fingerprint import change_since
 from phronomy_ray.kernel.repeats import duplicates, hold_twins, settle_twins
 from phronomy_ray.kernel.shown import content_of_cut, fit_batch, result_status
 from phronomy_ray.kernel.state import Execution
-from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, MAX_OWNER_LOSSES, ToolCall
+from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message
 from phronomy_ray.redaction import REDACTED, redact_fields, redact_text, secret_values
-from phronomy_ray.tool_calls import Attachment, ToolInvocation, ToolOutcome
+from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
 
 PREVIEW_CHARS = 300
 
@@ -214,7 +214,7 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
                 batch.append(call.running().lost())
                 again.add(call.row.tool_call_id)
                 continue
-            outcome = _worker_died(outcome, call.row.attempt)
+            outcome = worker_died(outcome, call.row.attempt)
         fatal = not stopping and is_fatal(draft, call.row, outcome)
         moved = call.settle(outcome, fatal=fatal, now=draft.env.now)
         if moved.phase is ToolPhase.UNRESOLVED and stopping:
@@ -229,7 +229,8 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
     return bool(again or settled)
 
 
-def _worker_died(outcome: ToolOutcome, attempts: int) -> ToolOutcome:
+def worker_died(outcome: ToolOutcome, attempts: int) -> ToolOutcome:
+    """The failure of a call that has lost its process too often."""
     is_memory = outcome.error is not None and outcome.error.code == "out_of_memory"
     code = "out_of_memory" if is_memory else "worker_died"
     text = f"the process that ran the tool died {attempts} times"
@@ -249,60 +250,6 @@ def is_fatal(draft: Draft, row: ToolCallRow, outcome: ToolOutcome) -> bool:
         return False
     spec = spec_of(draft, row)
     return spec is None or spec.on_error is OnError.RAISE
-
-
-# --- unknown outcomes ------------------------------------------------------------------------------------------
-
-
-def redispatch_lost(draft: Draft, known: Attachment) -> None:
-    """After a crash: wait for what still runs, run again what may run again, ask about the rest.
-
-    A call that was running in each of `MAX_OWNER_LOSSES` crashes is taken for their cause and fails.
-    """
-    again: set[str] = set()
-    settled: list[ToolCallRow] = []
-    twins = dict(draft.execution.progress.twins)
-    batch = []
-    for call in draft.execution.batch:
-        row = call.row
-        if call.is_live and (row.tool_call_id, row.attempt) in known.attached:
-            call = call.running()
-        elif call.is_live and (row.tool_call_id, row.attempt) in known.not_started:
-            call = call.running()
-            again.add(row.tool_call_id)
-        elif call.is_live and row.replay == "never":
-            call = call.running().lost().move(ToolPhase.UNRESOLVED, status=ToolCallStatus.UNKNOWN)
-        elif call.is_live and row.attempt >= MAX_OWNER_LOSSES:
-            outcome = _worker_died(
-                ToolOutcome(row.tool_call_id, row.attempt, ToolCallStatus.FAILED), row.attempt
-            )
-            call = call.settle(outcome, fatal=is_fatal(draft, row, outcome), now=draft.env.now)
-            settled.append(call.row)
-        elif call.is_live:
-            call = call.running().lost()
-            again.add(row.tool_call_id)
-        elif call.phase is ToolPhase.AUTHORIZED and row.tool_call_id not in twins:
-            again.add(row.tool_call_id)
-        batch.append(call)
-    draft.set_batch(batch)
-    for row in settled:
-        result_event(draft, row)
-    if again:
-        dispatch(draft, again, checked=True)
-
-
-def lose_running(draft: Draft, known: Attachment) -> bool:
-    """After a crash of a cancelled execution: what was running has an unknown outcome; whether any still runs."""
-    batch = []
-    runs = False
-    for call in draft.execution.batch:
-        if call.is_live:
-            attached = (call.row.tool_call_id, call.row.attempt) in known.attached
-            runs = runs or attached
-            call = call.running() if attached else call.running().lost()
-        batch.append(call)
-    draft.set_batch(batch)
-    return runs
 
 
 # --- closing ---------------------------------------------------------------------------------------------------
@@ -391,18 +338,6 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
             )
     draft.close_batch()
     return fatal
-
-
-def iteration_limit(draft: Draft) -> ErrorRecord:
-    """The end of an execution that has used all its model calls."""
-    limit = draft.env.definition.max_iterations
-    return ErrorRecord.from_exception(
-        MaxIterationsError(
-            f"the execution made {limit} model calls without a final answer; the results so far are kept "
-            "(raise max_iterations, or go on with another message)",
-            details={"max_iterations": limit},
-        )
-    )
 
 
 # --- display ---------------------------------------------------------------------------------------------------
