@@ -166,6 +166,13 @@ async def test_several_unknown_calls_are_resolved_one_by_one(lab: Any) -> None:
     assert [m["content"] for m in lab.prompts()[-1] if m["role"] == "tool"] == ["paid 0", "two", "three"]
 
 
+@pytest.mark.parametrize("word", ["perhaps", "", "SUCCEEDED", None])
+def test_a_word_that_is_no_resolution_is_refused(word: Any) -> None:
+    with pytest.raises(InvalidInputError, match="one of succeeded, failed, not_performed"):
+        Resolution.of(word)
+    assert [Resolution.of(good.value) for good in Resolution] == list(Resolution)
+
+
 async def test_wrong_resolutions_are_refused_and_change_nothing(lab: Any) -> None:
     engine, waiting = await unresolved_engine(lab, pay, names=["pay"], losses={"pay": 1})
     (open_,) = waiting.unresolved
