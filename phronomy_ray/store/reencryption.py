@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -26,6 +27,8 @@ from sqlalchemy import (
     Executable,
     Row,
     Table,
+    Update,
+    bindparam,
     func,
     literal,
     or_,
@@ -188,15 +191,15 @@ class Reencryption(SqlDatabase):
             # a row that somebody holds is left for the next round: who waits for nobody is in no deadlock
             free = select(*keys).where(tuple_(*keys).in_(list(changes)))
             held = connection.execute(free.with_for_update(key_share=True, skip_locked=True)).all()
-            count = 0
+            parameters: dict[tuple[str, ...], list[dict[str, Any]]] = {}
             for key in (tuple(row) for row in held):
-                unchanged = [sealed.table.c[name] == old for name, (old, _) in changes[key].items()]
-                same = [column == value for column, value in zip(keys, key, strict=True)]
-                values = {name: new for name, (_, new) in changes[key].items()}
-                count += connection.execute(
-                    update(sealed.table).where(*same, *unchanged).values(values)
-                ).rowcount
-            return count
+                changed = changes[key]
+                of_key = {f"the_{column.name}": value for column, value in zip(keys, key, strict=True)}
+                of_row = {f"expected_{name}": old for name, (old, _) in changed.items()}
+                values = {f"new_{name}": new for name, (_, new) in changed.items()}
+                parameters.setdefault(tuple(changed), []).append(of_key | of_row | values)
+            steps = [(_compare_and_set(sealed.table, names), rows) for names, rows in parameters.items()]
+            return sum(run_batch(connection, steps))
 
         return self._write(work, repeat_unknown=True)
 
@@ -302,6 +305,14 @@ class Reencryption(SqlDatabase):
 
 def _key_columns(table: Table) -> list[Column[Any]]:
     return list(table.primary_key.columns)
+
+
+@cache
+def _compare_and_set(table: Table, names: tuple[str, ...]) -> Update:
+    """New values for columns that still have the expected ones; few forms, since `run_batch` keeps each."""
+    same = [column == bindparam(f"the_{column.name}") for column in _key_columns(table)]
+    unchanged = [table.c[name] == bindparam(f"expected_{name}") for name in names]
+    return update(table).where(*same, *unchanged).values({name: bindparam(f"new_{name}") for name in names})
 
 
 def _literal(keys: Sequence[Column[Any]], values: Key) -> Any:
