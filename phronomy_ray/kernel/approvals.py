@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from phronomy_ray.approvals import DecisionSource
-from phronomy_ray.definition.tool import ToolSpec
+from phronomy_ray.definition.tool import ToolOrigin, ToolSpec
 from phronomy_ray.events import EventType
 from phronomy_ray.ids import approval_request_id
 from phronomy_ray.journal import (
@@ -21,13 +21,14 @@ from phronomy_ray.journal import (
     ToolCallStatus,
 )
 from phronomy_ray.kernel.authorization import FORMAT, refusal
+from phronomy_ray.kernel.display import result_event, shown_arguments, spec_of
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import Step
 from phronomy_ray.kernel.ending import rejected
 from phronomy_ray.kernel.fingerprint import change_since, fingerprint_of
 from phronomy_ray.kernel.state import pending_approvals
 from phronomy_ray.kernel.tool_call import ToolCall
-from phronomy_ray.kernel.tools_step import dispatch, result_event, shown_arguments, spec_of
+from phronomy_ray.kernel.tools_step import dispatch
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.redaction import SECRET_FIELD_NAMES, redact_fields, redact_json, secret_values
 
@@ -94,7 +95,7 @@ def _request(draft: Draft, row: ToolCallRow) -> ApprovalRow:
         created_at=draft.env.now,
         batch_id=row.model_call_id,
         asked_by=note.get("source", DecisionSource.TOOL.value),
-        tool_origin=spec.tool_origin.value if spec is not None else "local",
+        tool_origin=(spec.tool_origin if spec is not None else ToolOrigin.LOCAL).value,
         metadata=dict(spec.approval_metadata) if spec is not None else {},
         facts=None if facts is None else _shown_facts(facts, row, spec),
         expires_at=draft.env.now + timedelta(seconds=expires_s) if expires_s is not None else None,

@@ -20,16 +20,16 @@ from phronomy_ray.approvals import (
     StandingRule,
     rule_for,
 )
-from phronomy_ray.definition.tool import OnError
+from phronomy_ray.definition.tool import OnError, ToolOrigin
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind, ToolCallStatus
+from phronomy_ray.kernel.display import result_event
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import Authorize
 from phronomy_ray.kernel.inputs import Authorized
-from phronomy_ray.kernel.tool_call import ToolCall
-from phronomy_ray.kernel.tools_step import result_event
+from phronomy_ray.kernel.tool_call import ToolCall, error_wire
 from phronomy_ray.kernel.transitions import ToolPhase
 
 FORMAT = 1
@@ -172,7 +172,7 @@ def _request(draft: Draft, call: ToolCall) -> ApprovalEvaluationRequest:
         tool_call_id=row.tool_call_id,
         arguments=row.arguments,
         invocation_context=draft.execution.row.durable_context,
-        origin=bound.spec.tool_origin.value if bound else "local",
+        origin=(bound.spec.tool_origin if bound else ToolOrigin.LOCAL).value,
         metadata=dict(bound.spec.approval_metadata) if bound else {},
         rule_id=rule.get("rule_id"),
     )
@@ -206,8 +206,7 @@ def apply_verdicts(draft: Draft, event: Authorized) -> None:
 def _settle(draft: Draft, call: ToolCall, found: CallAuthorization | None) -> ToolCall:
     now = draft.env.now
     if found is None or found.error is not None or found.verdict is None:
-        error = found.error if found is not None and found.error is not None else None
-        return _failed(draft, call, error, now)
+        return _failed(draft, call, found.error if found is not None else None, now)
     note = dict(call.row.authorization or {"v": FORMAT}) | _note(
         verdict=found.verdict, source=found.source, facts=found.facts
     )
@@ -236,13 +235,10 @@ def _failed(draft: Draft, call: ToolCall, cause: ErrorRecord | None, now: dateti
     if cause is not None:
         text += f": {cause.message}"
     causes = (ErrorRecord(cause.type, cause.code, cause.message), *cause.causes) if cause is not None else ()
-    error = ErrorRecord("ToolError", FAILED_CODE, text, causes).to_wire()
-    if fatal:
-        error["fatal"] = True
     return call.move(
         ToolPhase.FAILED if fatal else ToolPhase.COMPLETED,
         status=ToolCallStatus.FAILED,
-        error=error,
+        error=error_wire(ErrorRecord("ToolError", FAILED_CODE, text, causes), fatal=fatal),
         model_text=f"Error ({FAILED_CODE}): whether this call may run could not be decided; it was not performed.",
         ended_at=now,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.definition.schema import ArgumentError
-from phronomy_ray.definition.tool import OnSchemaError, ToolSpec
+from phronomy_ray.definition.tool import OnSchemaError, Replay, ToolSpec
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.ids import tool_call_id
@@ -27,6 +27,8 @@ from phronomy_ray.messages import ToolCallRequest
 
 #: How many tool names an unknown-tool answer lists.
 MAX_NAMES = 30
+#: How much of an unknown name it repeats.
+MAX_NAME_CHARS = 80
 CONTRACT_FORMAT = 1
 
 
@@ -46,7 +48,14 @@ def prepare_batch(
     for position, request in enumerate(requests):
         bound = tools.get(request.name)
         call, arguments = _prepare(
-            request, position, bound, tools, agent_id, execution_id, model_call_id, now
+            request,
+            bound,
+            tools,
+            position=position,
+            agent_id=agent_id,
+            execution_id=execution_id,
+            model_call_id=model_call_id,
+            now=now,
         )
         if bound is not None and arguments is not None:
             call = gate(call, bound, arguments, rules=rules, has_policy=has_policy, now=now)
@@ -56,9 +65,10 @@ def prepare_batch(
 
 def _prepare(
     request: ToolCallRequest,
-    position: int,
     bound: BoundTool | None,
     tools: Mapping[str, BoundTool],
+    *,
+    position: int,
     agent_id: str,
     execution_id: str,
     model_call_id: str,
@@ -75,7 +85,7 @@ def _prepare(
         tool_name=request.name,
         arguments=None,
         status=ToolCallStatus.INTENT,
-        replay=bound.spec.replay.value if bound else "never",
+        replay=(bound.spec.replay if bound else Replay.NEVER).value,
         requires_approval=bound is not None and bound.spec.requires_approval is True,
         schema_hash=bound.spec.shown_hash if bound else "",
         created_at=now,
@@ -115,7 +125,7 @@ def _refuse(
 
 def _unknown_tool(name: str, tools: Mapping[str, BoundTool]) -> str:
     if not tools:
-        return f"there is no tool {name[:80]!r}; this agent has no tools"
+        return f"there is no tool {name[:MAX_NAME_CHARS]!r}; this agent has no tools"
     close = difflib.get_close_matches(name, list(tools), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"there is no tool {name[:80]!r}{hint} Available: {', '.join(list(tools)[:MAX_NAMES])}"
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"there is no tool {name[:MAX_NAME_CHARS]!r}{hint} Available: {', '.join(list(tools)[:MAX_NAMES])}"

@@ -21,7 +21,7 @@ from phronomy_ray.messages import Message
 def deliver(draft: Draft, text: str, *, model_call: str = "") -> Step:
     """End the turn with `text`.
 
-    `model_call`: the call that said it, when its message is not in the journal yet (`withholds_message`).
+    `model_call`: the call that said it, when its message is not in the journal yet.
     """
     if not draft.env.filters_output:
         return completed(draft, text, "terminal")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from phronomy_ray.definition.tool import Replay
 from phronomy_ray.errors import IllegalTransitionError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import ExecutionStatus, Phase, ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel import humans
 from phronomy_ray.kernel.after_batch import after_batch, carry_on
 from phronomy_ray.kernel.authorization import wait_for_code
+from phronomy_ray.kernel.display import result_event
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import Prepare, Step, StopWork, without_change
 from phronomy_ray.kernel.ending import cancelled
@@ -18,7 +20,7 @@ from phronomy_ray.kernel.model_input import build_input
 from phronomy_ray.kernel.output import filter_output
 from phronomy_ray.kernel.state import AgentState
 from phronomy_ray.kernel.tool_call import MAX_OWNER_LOSSES
-from phronomy_ray.kernel.tools_step import dispatch, is_fatal, result_event, worker_died
+from phronomy_ray.kernel.tools_step import dispatch, is_fatal, worker_died
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.tool_calls import Attachment, ToolOutcome
 
@@ -83,7 +85,7 @@ def _redispatch_lost(draft: Draft, known: Attachment) -> None:
         elif call.is_live and (row.tool_call_id, row.attempt) in known.not_started:
             call = call.running()
             again.add(row.tool_call_id)
-        elif call.is_live and row.replay == "never":
+        elif call.is_live and row.replay == Replay.NEVER:
             call = call.running().lost().move(ToolPhase.UNRESOLVED, status=ToolCallStatus.UNKNOWN)
         elif call.is_live and row.attempt >= MAX_OWNER_LOSSES:
             outcome = worker_died(

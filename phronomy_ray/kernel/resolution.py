@@ -5,9 +5,10 @@ from __future__ import annotations
 from phronomy_ray.errors import ErrorRecord, InvalidInputError, NotFoundError, StateConflictError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import ExecutionStatus, Phase, ToolCallStatus
+from phronomy_ray.kernel.display import result_event, shown_arguments
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.inputs import Resolve
-from phronomy_ray.kernel.tools_step import dispatch, is_fatal, result_event, shown_arguments
+from phronomy_ray.kernel.tools_step import dispatch, is_fatal
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.tool_calls import Resolution, ToolOutcome
 

@@ -18,7 +18,6 @@ from phronomy_ray.journal import (
     Phase,
 )
 from phronomy_ray.kernel.context import Conversation
-from phronomy_ray.kernel.inputs import Decide as Decide  # still imported from here by a test's set-up
 from phronomy_ray.kernel.inputs import InputPatch
 from phronomy_ray.kernel.progress import Progress
 from phronomy_ray.kernel.tool_call import ToolCall

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from phronomy_ray.canonical_json import dumps
-from phronomy_ray.definition.tool import OnError, ToolSpec
+from phronomy_ray.definition.tool import OnError, Replay
 from phronomy_ray.errors import ErrorRecord, ToolError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import (
@@ -20,6 +19,7 @@ from phronomy_ray.journal import (
     ToolCallRow,
     ToolCallStatus,
 )
+from phronomy_ray.kernel.display import CLOSING_TEXT, public_error, result_event, shown_arguments, spec_of
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import DispatchTools
 from phronomy_ray.kernel.fingerprint import change_since
@@ -29,18 +29,7 @@ from phronomy_ray.kernel.state import Execution
 from phronomy_ray.kernel.tool_call import MAX_DISPATCHES, ToolCall
 from phronomy_ray.kernel.transitions import ToolPhase
 from phronomy_ray.messages import Message
-from phronomy_ray.redaction import REDACTED, redact_fields, redact_text, secret_values
 from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
-
-PREVIEW_CHARS = 300
-
-_CLOSING_TEXT = {
-    ToolCallStatus.NOT_PERFORMED: "Not performed: the turn ended before this call was started.",
-    ToolCallStatus.CANCELLED: "Cancelled: this call was stopped.",
-    ToolCallStatus.REJECTED: "Rejected: a human refused this call; it was not performed.",
-    ToolCallStatus.UNKNOWN: "Unknown: this call was started and its outcome is not known.",
-}
-
 
 # --- before anything runs --------------------------------------------------------------------------------------
 
@@ -209,7 +198,7 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
             batch.append(call)
             continue
         outcome = found
-        if outcome.status is ToolCallStatus.UNKNOWN and call.row.replay != "never" and not stopping:
+        if outcome.status is ToolCallStatus.UNKNOWN and call.row.replay != Replay.NEVER and not stopping:
             if call.row.attempt < MAX_DISPATCHES:
                 batch.append(call.running().lost())
                 again.add(call.row.tool_call_id)
@@ -218,7 +207,7 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
         fatal = not stopping and is_fatal(draft, call.row, outcome)
         moved = call.settle(outcome, fatal=fatal, now=draft.env.now)
         if moved.phase is ToolPhase.UNRESOLVED and stopping:
-            moved = moved.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
+            moved = moved.close(ToolCallStatus.UNKNOWN, CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
         batch.append(moved)
         settled.append(moved.row)
     draft.set_batch(batch)
@@ -265,10 +254,10 @@ def close_open_calls(draft: Draft) -> None:
             closed.append(call)
         elif call.is_live or call.phase is ToolPhase.UNRESOLVED:
             closed.append(
-                call.close(ToolCallStatus.UNKNOWN, _CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
+                call.close(ToolCallStatus.UNKNOWN, CLOSING_TEXT[ToolCallStatus.UNKNOWN], draft.env.now)
             )
         elif call.phase in (ToolPhase.AUTHORIZING, ToolPhase.AWAITING_APPROVAL, ToolPhase.AUTHORIZED):
-            text = _CLOSING_TEXT[ToolCallStatus.NOT_PERFORMED]
+            text = CLOSING_TEXT[ToolCallStatus.NOT_PERFORMED]
             closed.append(call.close(ToolCallStatus.NOT_PERFORMED, text, draft.env.now))
         else:
             closed.append(call)
@@ -294,7 +283,7 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
     last = len(draft.execution.batch) - 1
     rows = [call.row for call in draft.execution.batch]
     whole = [
-        row.model_text if row.model_text is not None else _CLOSING_TEXT.get(row.status, "") for row in rows
+        row.model_text if row.model_text is not None else CLOSING_TEXT.get(row.status, "") for row in rows
     ]
     texts = fit_batch(rows, whole, draft.env.definition.max_batch_result_chars)
     for index, call in enumerate(draft.execution.batch):
@@ -313,7 +302,7 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
                 "tool_name": row.tool_name,
                 "status": row.status.value,
                 "result_status": status.value,
-                "error": _public_error(row.error),
+                "error": public_error(row.error),
             },
         )
         if (row.authorization or {}).get("edited_by"):
@@ -338,48 +327,3 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
             )
     draft.close_batch()
     return fatal
-
-
-# --- display ---------------------------------------------------------------------------------------------------
-
-
-def shown_arguments(draft: Draft, row: ToolCallRow) -> Any:
-    """Arguments as events and displays may show them."""
-    spec = spec_of(draft, row)
-    return redact_fields(row.arguments, spec.redact_params if spec else ())
-
-
-def result_event(draft: Draft, row: ToolCallRow) -> None:
-    """Tell observers what became of a call, without what is hidden."""
-    spec = spec_of(draft, row)
-    text = row.model_text or _CLOSING_TEXT.get(row.status, "")
-    names = spec.redact_params if spec is not None else ()
-    # refused arguments are quoted in the refusal and were never taken apart, so there is nothing to search for
-    hidden = spec is not None and (spec.redact_result or (bool(names) and row.arguments is None))
-    secrets = secret_values(row.arguments, names) if names else ()
-    draft.event(
-        EventType.TOOL_RESULT,
-        {
-            "tool_call_id": row.tool_call_id,
-            "tool_name": row.tool_name,
-            "status": row.status.value,
-            "result_status": result_status(row).value,
-            "attempt": row.attempt,
-            "preview": REDACTED
-            if hidden
-            else redact_text(text[: 2 * PREVIEW_CHARS], secrets)[:PREVIEW_CHARS],
-            "characters": len(text),
-        },
-    )
-
-
-def _public_error(error: dict[str, Any] | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {key: value for key, value in error.items() if key not in ("traceback", "fatal")}
-
-
-def spec_of(draft: Draft, row: ToolCallRow) -> ToolSpec | None:
-    """The declaration of the call's tool as it is now; ``None`` when the agent has no such tool."""
-    bound = draft.tools.tools.get(row.tool_name)
-    return bound.spec if bound else None

@@ -22,7 +22,7 @@ from phronomy_ray import Agent, tool  # noqa: E402
 from phronomy_ray.clock import SystemClock  # noqa: E402
 from phronomy_ray.commits import NewAgent  # noqa: E402
 from phronomy_ray.engine.engine import AgentEngine, EngineParts  # noqa: E402
-from phronomy_ray.kernel.state import Decide  # noqa: E402
+from phronomy_ray.kernel.inputs import Decide  # noqa: E402
 from phronomy_ray.models.script import call, calls, final  # noqa: E402
 from phronomy_ray.models.scripted import ScriptedModel  # noqa: E402
 from phronomy_ray.store.sql_store import open_store  # noqa: E402
