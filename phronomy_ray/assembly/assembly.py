@@ -5,8 +5,7 @@ from a stored binding without choosing again, so that a resumed turn goes on wit
 context never stands on an instance: it comes with each call (`ToolContext`), so ready instances can be shared.
 
 Order: own tools, registry tools by registration, capabilities by the agent's list, what the agent's tool sources offer, tools
-of the framework. Follows
-Insika's ToolAssembly; collisions of names, which pass there unseen, are refused.
+of the framework. Follows Insika's ToolAssembly; collisions of names, which pass there unseen, are refused.
 """
 
 from __future__ import annotations

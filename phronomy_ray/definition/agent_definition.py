@@ -19,7 +19,7 @@ DEFAULT_HOOK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class AgentDefinition:
-    """A compiled agent class."""
+    """A compiled agent class. Fields without a line here are as `Agent` documents the attribute of the same name."""
 
     cls: type[Agent]
     definition_id: str

@@ -29,6 +29,17 @@ def fixed_arguments(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(fixed)
 
 
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether `function` can be called with `count` positional arguments, as far as its signature tells."""
+    try:
+        inspect.signature(function).bind(*(object() for _ in range(count)))
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
 def is_async_callable(function: Callable[..., Any]) -> bool:
     """Whether `function` is seen to be async: a guess, good for a default only."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(target_of(function))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.definition.agent_definition import AgentDefinition
+from phronomy_ray.definition.callables import takes
 from phronomy_ray.definition.filters import callables_of, inherited
 from phronomy_ray.definition.importing import class_path_of
 from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole
@@ -34,12 +35,12 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         instructions = instructions.__get__(None, cls)
     if not (isinstance(instructions, str) or callable(instructions)):
         raise wrong("instructions", instructions, "text or a function of the input")
-    if callable(instructions) and not _takes_one_argument(instructions):
+    if callable(instructions) and not takes(instructions, 1):
         raise wrong("instructions", instructions, "a function of one argument, the input")
     policy = cls.__dict__.get("tool_approval_policy", cls.tool_approval_policy)
     if isinstance(policy, staticmethod | classmethod):
         policy = policy.__get__(None, cls)
-    if policy is not None and not (callable(policy) and _takes_one_argument(policy)):
+    if policy is not None and not (callable(policy) and takes(policy, 1)):
         raise wrong("tool_approval_policy", policy, "a function of one argument, the request")
     for field in (
         "max_iterations",
@@ -158,16 +159,6 @@ def _assembly_fields(cls: type[Agent]) -> dict[str, Any]:
         "tools_deny": names["tools_deny"],
         "tool_sources": sources,
     }
-
-
-def _takes_one_argument(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(object())
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
 
 
 def _sources_of(cls: type[Agent]) -> tuple[ToolSource, ...]:

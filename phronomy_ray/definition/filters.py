@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from phronomy_ray.definition.callables import takes
 from phronomy_ray.errors import ConfigurationError, FilterBlockError, safe_message
 
 
@@ -83,7 +84,7 @@ def callables_of(
     Raises:
         ConfigurationError: not a list, or an item that cannot be called with so many `arguments`.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence | Iterable):
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise ConfigurationError(f"{owner}: {field_name} must be a list, not {given!r}")
     found: dict[int, Any] = {}
     for item in given:
@@ -117,12 +118,8 @@ def _callable(owner: str, field_name: str, item: Any, arguments: int) -> Callabl
             ) from error
     if not callable(item):
         raise ConfigurationError(f"{owner}: {field_name}: {item!r} cannot be called")
-    try:
-        inspect.signature(item).bind(*[object()] * arguments)
-    except TypeError:
+    if not takes(item, arguments):
         what = "a value and its context" if arguments == 2 else "one context"
-        raise ConfigurationError(f"{owner}: {field_name}: {name_of(item)} must take {what}") from None
-    except ValueError:
-        pass  # a builtin without a signature
+        raise ConfigurationError(f"{owner}: {field_name}: {name_of(item)} must take {what}")
     called: Callable[..., Any] = item
     return called

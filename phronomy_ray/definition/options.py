@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from phronomy_ray.definition.filters import callables_of, name_of
+from phronomy_ray.definition.tool_options import is_whole
 from phronomy_ray.errors import ConfigurationError
 
 
@@ -75,8 +76,8 @@ class RuntimeDefaults:
     def __post_init__(self) -> None:
         hooks = callables_of("Runtime", "before_llm_input", self.before_llm_input, arguments=1)
         object.__setattr__(self, "before_llm_input", hooks)
-        limit: object = self.max_result_chars
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        limit = self.max_result_chars
+        if limit is not None and not (is_whole(limit) and limit > 0):
             raise ConfigurationError(
                 f"max_result_chars must be a positive number of characters, not {limit!r}"
             )

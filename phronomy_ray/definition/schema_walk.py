@@ -199,7 +199,7 @@ def _mapping(schema: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def may_need_fitting(value: Any) -> bool:
-    """Whether `fit` without `coerce` could change plain JSON `value` under any schema."""
+    """Whether `fit` without `coerce` could change plain JSON `value` under any schema; most calls hold nothing of the kind."""
     if isinstance(value, str):
         return value.lstrip()[:1] in ("{", "[")
     if isinstance(value, float):
@@ -216,7 +216,7 @@ def fit(value: Any, schema: Any, root: Any, *, coerce: bool = False) -> Any:
     is an integer where it wants one (``2.0`` is one in JSON). With `coerce` also ``"3"``, ``"1.5"`` and ``"true"`` where a
     number or boolean is wanted and no text, and a number where text is wanted and no number.
     """
-    if schema is None or schema is False or schema is True or not (coerce or _may_change(value)):
+    if schema is None or schema is False or schema is True or not (coerce or may_need_fitting(value)):
         return value
     types = allowed_types(schema, root)
     if isinstance(value, str) and "string" not in types:
@@ -240,16 +240,6 @@ def fit(value: Any, schema: Any, root: Any, *, coerce: bool = False) -> Any:
             for index, item in enumerate(value)
         ]
     return value
-
-
-def _may_change(value: Any) -> bool:
-    """Whether anything in `value` can be read in another way without `coerce`; most calls hold nothing of the kind."""
-    if isinstance(value, str):
-        return value.lstrip()[:1] in ("{", "[")
-    if isinstance(value, float):
-        return value.is_integer()
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_may_change(item) for item in parts)
 
 
 def decode_text(text: str, types: frozenset[str]) -> Any:

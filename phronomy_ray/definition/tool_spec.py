@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 
 from phronomy_ray.approvals import ApprovalEvaluationRequest
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
+from phronomy_ray.definition.callables import takes
 from phronomy_ray.definition.filters import callables_of
 from phronomy_ray.definition.schema import Parameters
 from phronomy_ray.definition.tool_names import check_tool_name
@@ -295,16 +295,8 @@ def _check_provider_options(spec: ToolSpec) -> None:
 
 
 def _takes(function: object, count: int) -> bool:
-    """Whether `function` can be called with `count` positional arguments, as far as its signature tells."""
-    if not callable(function) or isinstance(function, type):
-        return False
-    try:
-        inspect.signature(function).bind(*(object() for _ in range(count)))
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
+    """Whether `function` is one that takes `count` arguments; a class would be made, not asked."""
+    return callable(function) and not isinstance(function, type) and takes(function, count)
 
 
 def _json_mapping(given: Any, tool: str, name: str) -> dict[str, Any]:

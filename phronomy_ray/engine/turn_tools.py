@@ -36,7 +36,7 @@ class TurnTools:
         try:
             offers = await self._offers(turn, events)
         except PhronomyError as error:
-            return AssemblyFailed(error)
+            return AssemblyFailed(error, tuple(events))
         assembled = await asyncio.get_running_loop().run_in_executor(None, self._assemble, turn, offers)
         return replace(assembled, events=(*events, *assembled.events)) if events else assembled
 

@@ -21,6 +21,7 @@ from phronomy_ray.retrieval.port import DEFAULT_K, Document, SearchHit, check_do
 from phronomy_ray.retrieval.vectors import check_dimensions, from_bytes, similarity, to_bytes, unit
 from phronomy_ray.store.batches import run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder
+from phronomy_ray.store.content_codec import ContentCodec
 from phronomy_ray.store.database import SqlDatabase
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.tables import vector_collections, vector_documents
@@ -191,7 +192,7 @@ class _Database(SqlDatabase):
     _pgvector: bool | None = None
 
     @property
-    def codec(self) -> Any:
+    def codec(self) -> ContentCodec:
         """How contents are sealed."""
         return self._codec
 

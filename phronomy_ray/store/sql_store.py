@@ -184,8 +184,8 @@ class SqlStore(SqlRules, WorkerInputRestricted):
                 | rows.references(approvals, *approval_rows.APPROVAL_REFS)
             )
             decoder = self._decoder(connection, wanted)
-            if decoder.is_whole:  # else as in `_select`
-                break
+            if decoder.is_whole:
+                break  # else as in `_select`
         return Hydration(
             root=root,
             execution=rows.to_execution(open_execution, decoder),
@@ -326,10 +326,9 @@ class SqlStore(SqlRules, WorkerInputRestricted):
             for _ in range(2):
                 found = connection.execute(query, parameters).all()
                 decoder = self._decoder(connection, rows.references(found, *ref_columns))
-                if (
-                    decoder.is_whole
-                ):  # else contents were put under another key between the two: read it again
+                if decoder.is_whole:
                     break
+                # contents were put under another key between the two queries: read it again
             return [build(row, decoder) for row in found]
 
         return self._read(work)

@@ -126,6 +126,15 @@ async def test_an_optional_source_that_cannot_be_asked_is_left_out_and_an_event_
     assert [event.payload["capability"] for event in events] == ["shelf"]
 
 
+async def test_what_was_left_out_is_told_also_when_another_source_fails_the_turn(lab: Any) -> None:
+    left_out, needed = Shelf("left-out", "red", optional=True), Shelf("needed", "blue")
+    left_out.error = needed.error = ToolError("no answer", code="mcp_timeout")
+    result = await lab.run(lab.engine(lab.define([final("x")], left_out, needed)))
+    assert result.error is not None
+    events = [event for event in lab.store.events("ex1") if event.type == "capability_skipped"]
+    assert [event.payload["capability"] for event in events] == ["left-out"]
+
+
 @pytest.mark.parametrize("other", [own, Shelf("b", "own")], ids=["own-tool", "other-source"])
 async def test_P04_two_tools_of_one_name_are_an_error_that_names_both(lab: Any, other: Any) -> None:
     definition = lab.define([final("x")], Shelf("a", "own"), other)
