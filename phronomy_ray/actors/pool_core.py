@@ -390,10 +390,10 @@ class PoolCore:
     def _pump(self) -> None:
         """Give free shares away and find processes for them."""
         self._schedule.max_tasks = self._fleet.max_tasks
-        granted = self._schedule.grant()
+        now = self._clock()
+        granted = self._schedule.grant(now=now)
         if not granted and not self._held:
             return
-        now = self._clock()
         held, self._held = self._held, []
         waiting: list[_Call] = []
         for key in (*held, *granted):
@@ -498,7 +498,7 @@ class PoolCore:
         """Nothing of the call runs any more."""
         now = self._clock()
         del self._calls[call.key]
-        self._schedule.release(call.key)
+        self._schedule.release(call.key, now=now)
         worker = self._workers.get(call.worker_id)
         if worker is not None:
             worker.calls.pop(call.key, None)

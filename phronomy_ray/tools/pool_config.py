@@ -42,6 +42,9 @@ class PoolConfig:
     #: Calls of one agent and kind (thread or task) that run at once; no bound of its own by default. Agents take turns
     #: in any case.
     max_running_per_agent: int | None = None
+    #: What other agents have a claim to (an equal part for each that used the pool in the last two seconds) and leave unused is
+    #: lent after so long, in seconds; 0 lends at once. An agent that has the pool to itself waits for nothing.
+    borrow_after_s: float = 0.5
     #: Worker processes for blocking tools; by default two per CPU of the cluster, at least two. Each costs some 50 MB.
     max_workers: int | None = None
     #: Most memory that one worker or task may use, in bytes; without it they end only when their node runs out of memory.
@@ -66,7 +69,7 @@ class PoolConfig:
                 raise ConfigurationError(
                     f"pool option {name} must be a whole number from {least}, not {value!r}"
                 )
-        for name in ("queue_timeout_s", "idle_worker_s", "stuck_grace_s", "kept_s"):
+        for name in ("queue_timeout_s", "borrow_after_s", "idle_worker_s", "stuck_grace_s", "kept_s"):
             value = getattr(self, name)
             if (
                 isinstance(value, bool)

@@ -2,24 +2,32 @@
 
 * A batch is admitted whole or not at all, so that a full pool leaves nothing half-done.
 * Agents take turns, one call each; within an agent calls of a kind are granted in the order in which they came.
+* Each agent that has used the pool lately has a claim to the same part of it. What others claim and do not use is lent, but
+  not at once (`PoolConfig.borrow_after_s`): agents that begin together do not begin at the same instant, and the first of
+  them would take everything.
 * Calls that get a task of their own have a bound of their own beside the pool's, near the number of CPUs: what waits beyond
   that in Ray's queue would be served in its order, which knows no agents.
 * A share is held from the grant until `release`, which is when the body has physically ended: a body that was given up
   and still runs keeps its share.
 
-Cost: a grant, a release and an admission are O(1) per call; taking calls back is O(queued calls of their agents).
+Cost: a release and an admission are O(1) per call, and so is a grant, but O(running calls) when it lends; taking calls back is
+O(queued calls of their agents).
 """
 
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig, WhenFull
+
+
+#: How long an agent keeps its claim to a part of the pool after its last call, in seconds.
+CLAIM_S = 2.0
 
 
 class Admission(enum.Enum):
@@ -57,6 +65,8 @@ class _Batch:
 class _Queue:
     waiting: deque[CallKey] = field(default_factory=deque)
     running: int = 0
+    #: Since when it could use a share that others have a claim to.
+    wants_since: float | None = None
 
 
 class PoolSchedule:
@@ -74,11 +84,14 @@ class PoolSchedule:
         self._queued: dict[CallKey, _Line] = {}
         self._waiting: deque[_Batch] = deque()
         self._waiting_calls = 0
+        #: When an agent was last heard of, the one that was heard of last at the end; those without calls drop out in time.
+        self._heard: OrderedDict[str, float] = OrderedDict()
 
     # --- in ----------------------------------------------------------------------------------------------------
 
     def submit(self, agent_id: str, calls: Sequence[tuple[CallKey, Kind]], *, now: float) -> Admission:
         """Queue a batch of one agent; none of its keys may be known already."""
+        self._hear(agent_id, now)
         if self._fits(len(calls)) and not self._waiting:
             self._queue(agent_id, calls)
             return Admission.ADMITTED
@@ -89,26 +102,31 @@ class PoolSchedule:
         self._waiting_calls += len(calls)
         return Admission.WAITING
 
-    def grant(self) -> list[CallKey]:
+    def grant(self, *, now: float) -> list[CallKey]:
         """Calls that may start now, in order; each holds a share until `release`."""
         granted: list[CallKey] = []
         self._admit_waiting()
+        share = self._claim(now)
         passed: list[_Line] = []
-        while self._turns and len(self._running) < self._config.max_running:
+        borrowers: deque[_Line] = deque()
+        while self._turns and self._free > 0:
             line, _ = self._turns.popitem(last=False)
             if line.kind is Kind.TASK and self.max_tasks is not None and self._tasks >= self.max_tasks:
                 passed.append(line)
-                continue
-            queue = self._lines[line]
-            key = queue.waiting.popleft()
-            del self._queued[key]
-            self._running[key] = line
-            queue.running += 1
-            self._tasks += line.kind is Kind.TASK
-            granted.append(key)
-            self._take_turn(line, queue)
-            if self._waiting:
-                self._admit_waiting()
+            elif line.kind is Kind.THREAD and self._lines[line].running >= share:
+                borrowers.append(line)
+            else:
+                self._lines[line].wants_since = None
+                granted.append(self._start(line))
+        while borrowers:
+            line = borrowers.popleft()
+            if self._free > 0 and self._may_borrow(self._lines[line], share, now):
+                granted.append(self._start(line))
+                if line in self._turns:
+                    del self._turns[line]
+                    borrowers.append(line)
+            else:
+                passed.append(line)
         for line in reversed(passed):  # they have lost no turn
             self._turns[line] = None
             self._turns.move_to_end(line, last=False)
@@ -116,11 +134,12 @@ class PoolSchedule:
 
     # --- out ---------------------------------------------------------------------------------------------------
 
-    def release(self, key: CallKey) -> bool:
+    def release(self, key: CallKey, *, now: float) -> bool:
         """Give the share of an ended call back; whether it held one."""
         line = self._running.pop(key, None)
         if line is None:
             return False
+        self._hear(line.agent_id, now)
         queue = self._lines[line]
         queue.running -= 1
         self._tasks -= line.kind is Kind.TASK
@@ -138,6 +157,7 @@ class PoolSchedule:
             queue = self._lines[line]
             queue.waiting = deque(key for key in queue.waiting if key not in gone)
             if not queue.waiting:
+                queue.wants_since = None
                 self._turns.pop(line, None)
             self._forget_if_empty(line, queue)
         if self._waiting:
@@ -181,9 +201,51 @@ class PoolSchedule:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
+    @property
+    def _free(self) -> int:
+        return max(0, self._config.max_running - len(self._running))
+
     def _fits(self, calls: int) -> bool:
-        free = max(0, self._config.max_running - len(self._running))
-        return len(self._queued) + calls <= self._config.max_queued + free
+        return len(self._queued) + calls <= self._config.max_queued + self._free
+
+    def _start(self, line: _Line) -> CallKey:
+        queue = self._lines[line]
+        key = queue.waiting.popleft()
+        del self._queued[key]
+        self._running[key] = line
+        queue.running += 1
+        self._tasks += line.kind is Kind.TASK
+        if not queue.waiting:
+            queue.wants_since = None
+        self._take_turn(line, queue)
+        if self._waiting:
+            self._admit_waiting()
+        return key
+
+    def _claim(self, now: float) -> int:
+        """Shares that each agent has a claim to."""
+        while self._heard:
+            agent_id, heard_at = next(iter(self._heard.items()))
+            if heard_at > now - CLAIM_S:
+                break
+            del self._heard[agent_id]
+            if any(_Line(agent_id, kind) in self._lines for kind in Kind):
+                self._heard[agent_id] = now
+        return max(1, self._config.max_running // max(1, len(self._heard)))
+
+    def _may_borrow(self, queue: _Queue, share: int, now: float) -> bool:
+        """Whether a line that has its part may have one share more."""
+        if queue.wants_since is None:
+            queue.wants_since = now
+        if now >= queue.wants_since + self._config.borrow_after_s:
+            return True
+        used = Counter(line.agent_id for line in self._running.values())
+        claimed = sum(share - min(share, used[agent_id]) for agent_id in self._heard)
+        return self._free > claimed
+
+    def _hear(self, agent_id: str, now: float) -> None:
+        self._heard[agent_id] = now
+        self._heard.move_to_end(agent_id)
 
     def _queue(self, agent_id: str, calls: Sequence[tuple[CallKey, Kind]]) -> None:
         for key, kind in calls:

@@ -195,9 +195,9 @@ async def test_agents_take_turns() -> None:
     sent = [key for _, keys in pool.fleet.sent for key in keys]
     assert sent == noisy[:2]
     pool.end(noisy[:1])
-    assert noisy[2] in [key for _, keys in pool.fleet.sent for key in keys]
-    pool.end(noisy[1:2])
     assert quiet[0] in [key for _, keys in pool.fleet.sent for key in keys]
+    pool.end(noisy[1:2])
+    assert noisy[2] in [key for _, keys in pool.fleet.sent for key in keys]
 
 
 # --- deaths -----------------------------------------------------------------------------------------------------
