@@ -72,10 +72,11 @@ class PoolActor:
         await self._up
         return self._core.attach(agent_id, epoch, keys, self._listeners.add(listener))
 
-    async def news(self, listener: str) -> NewsList | None:
+    async def news(self, listener: str, acknowledged: Sequence[CallKey]) -> NewsList | None:
         """What is new for a listener, as soon as there is something; ``None`` when it is not known (any more): it may
-        attach again.
+        attach again. Calls that are acknowledged: see `acknowledge`.
         """
+        self._core.acknowledge(acknowledged)
         return await self._listeners.next(listener)
 
     async def acknowledge(self, keys: Sequence[CallKey]) -> None:

@@ -139,6 +139,10 @@ class PoolClient(WorkerInputRestricted):
         self._namespace = namespace
         self._actor: Any = None
         self._lock = asyncio.Lock()
+        #: Outcomes that the pool may forget and has not been told of.
+        self._stored: list[CallKey] = []
+        #: Runs whose news are asked for right now.
+        self._listening = 0
 
     async def prepare(self, setup: WorkerSetup) -> None:
         """Have the pool and a worker ready; a failure shows when they are used."""
@@ -187,7 +191,7 @@ class PoolClient(WorkerInputRestricted):
                     run.live &= known
                     found.set_result(known)
                 run.lose(run.open - known, "the pool that ran the call was lost")
-                if await self._listen(actor, listener, actor.news.remote(listener), run):
+                if await self._listen(actor, listener, self._news(actor, listener), run):
                     run.lose(run.open, "another owner of the agent has taken the call")
             except (RayError, TimeoutError) as error:
                 self._forget(actor)
@@ -208,9 +212,16 @@ class PoolClient(WorkerInputRestricted):
             _LOG.info("pool %s could not be asked to stop: %s", self._pool, _first_line(error))
 
     def acknowledge(self, keys: Sequence[CallKey]) -> None:
-        """These outcomes are stored; the pool need not be told at any price."""
-        if self._actor is not None:
-            self._actor.acknowledge.remote(keys)
+        """These outcomes are stored; the pool need not be told at any price, nor at once."""
+        self._stored += keys
+        self._acknowledge_now()
+
+    def _acknowledge_now(self) -> None:
+        """Tell the pool what is stored, unless it will be asked for news soon."""
+        if self._stored and not self._listening:
+            if self._actor is not None:
+                self._actor.acknowledge.remote(self._stored)
+            self._stored = []
 
     async def _listen(self, actor: Any, listener: str, told: Any, run: PoolRun) -> bool:
         """Tell `run` of the news in `told` and of all after it. False when the pool does not know the listener (any more).
@@ -218,14 +229,24 @@ class PoolClient(WorkerInputRestricted):
         Raises:
             RayError: the pool was lost.
         """
-        while True:
-            group: NewsList | None = await told
-            if group is None:
-                return False
-            run.take(group.news)
-            if group.is_over:
-                return True
-            told = actor.news.remote(listener)
+        self._listening += 1
+        try:
+            while True:
+                group: NewsList | None = await told
+                if group is None:
+                    return False
+                run.take(group.news)
+                if group.is_over:
+                    return True
+                told = self._news(actor, listener)
+        finally:
+            self._listening -= 1
+            self._acknowledge_now()
+
+    def _news(self, actor: Any, listener: str) -> Any:
+        """Ask for news, and take along what there is to acknowledge."""
+        keys, self._stored = self._stored, []
+        return actor.news.remote(listener, keys)
 
     # --- the actor ---------------------------------------------------------------------------------------------
 

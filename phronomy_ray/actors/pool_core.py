@@ -63,8 +63,8 @@ class Fleet(Protocol):
         """Start a worker process."""
         ...
 
-    def send(self, worker_id: str, batch: PoolBatch, calls: Sequence[PoolCall]) -> None:
-        """Have a ready worker run calls of one batch."""
+    def send(self, worker_id: str, calls: Sequence[tuple[PoolBatch, PoolCall]]) -> None:
+        """Have a ready worker run calls."""
         ...
 
     def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
@@ -361,6 +361,11 @@ class PoolCore:
         self._kept.expire(now=now)
         self._pump()
 
+    def calls_in(self, worker_id: str) -> int:
+        """How many calls a worker has."""
+        worker = self._workers.get(worker_id)
+        return len(worker.calls) if worker is not None else 0
+
     @property
     def is_idle(self) -> bool:
         """Whether time brings nothing soon."""
@@ -443,12 +448,10 @@ class PoolCore:
 
     def _send(self, worker: _Worker, calls: Sequence[_Call]) -> None:
         now = self._clock()
-        by_batch: dict[int, list[_Call]] = {}
         for call in calls:
             call.state, call.sent_at = _State.SENT, now
-            by_batch.setdefault(id(call.batch), []).append(call)
-        for group in by_batch.values():
-            self._fleet.send(worker.view.worker_id, group[0].batch, [call.call for call in group])
+        if calls:
+            self._fleet.send(worker.view.worker_id, [(call.batch, call.call) for call in calls])
 
     # --- inside: ends ------------------------------------------------------------------------------------------
 

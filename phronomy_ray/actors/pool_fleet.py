@@ -13,6 +13,7 @@ import logging
 import pickle
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -48,7 +49,20 @@ CLEAN_UP_TIMEOUT_S = 15.0
 #: Tasks that may be handed to Ray per CPU: one runs, the others save the way back and forth in between.
 TASKS_PER_CPU = 3
 MAX_HEADERS = 1_000
+#: Least time between two messages of calls to one worker for each call that it has, and at most, in seconds.
+SEND_PER_CALL_S = 0.001
+MAX_SEND_S = 0.02
 MIN_TASKS = 4
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """A worker, and the calls that are about to be sent to it."""
+
+    worker: Any
+    calls: list[tuple[PoolBatch, PoolCall]] = field(default_factory=list)
+    sent_at: float = float("-inf")
+    is_waiting: bool = False
 
 
 class RayFleet:
@@ -62,7 +76,7 @@ class RayFleet:
         self._core: PoolCore | None = None
         self._nodes: list[str] = []
         self._cpus = 1.0
-        self._workers: dict[str, Any] = {}
+        self._outboxes: dict[str, _Outbox] = {}
         self._slots: dict[str, int] = {}
         self._tasks: dict[CallKey, Any] = {}
         #: Why a task is about to end itself.
@@ -148,16 +162,36 @@ class RayFleet:
         self._slots[worker_id] = next(number for number in range(len(taken) + 1) if number not in taken)
         self._spawn(self._live(worker_id, setup, node))
 
-    def send(self, worker_id: str, batch: PoolBatch, calls: Sequence[PoolCall]) -> None:
-        """See `pool_core.Fleet`."""
-        worker = self._workers[worker_id]
-        worker.run.remote(batch.source_key, batch.source, [call.payload for call in calls])
+    def send(self, worker_id: str, calls: Sequence[tuple[PoolBatch, PoolCall]]) -> None:
+        """See `pool_core.Fleet`. Each worker is sent to at a distance: a message costs much more than a call in it."""
+        outbox = self._outboxes[worker_id]
+        outbox.calls += calls
+        if outbox.is_waiting:
+            return
+        loop = asyncio.get_running_loop()
+        distance_s = min(MAX_SEND_S, SEND_PER_CALL_S * self.core.calls_in(worker_id))
+        wait_s = outbox.sent_at + distance_s - loop.time()
+        if wait_s <= 0:
+            self._send_out(worker_id)
+        else:
+            outbox.is_waiting = True
+            loop.call_later(wait_s, self._send_out, worker_id)
+
+    def _send_out(self, worker_id: str) -> None:
+        outbox = self._outboxes.get(worker_id)
+        if outbox is None or not outbox.calls:
+            return  # it has died, and its calls are known to be lost; or they were sent ahead of a cancel
+        calls, outbox.calls = outbox.calls, []
+        outbox.is_waiting, outbox.sent_at = False, asyncio.get_running_loop().time()
+        sources = {batch.source_key: batch.source for batch, _ in calls}
+        outbox.worker.run.remote(sources, [(batch.source_key, call.payload) for batch, call in calls])
 
     def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
         """See `pool_core.Fleet`."""
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.cancel.remote(keys)
+        outbox = self._outboxes.get(worker_id)
+        if outbox is not None:
+            self._send_out(worker_id)  # bodies that have not arrived cannot be told to stop
+            outbox.worker.cancel.remote(keys)
 
     def probe(self, worker_id: str) -> None:
         """See `pool_core.Fleet`."""
@@ -166,16 +200,16 @@ class RayFleet:
     def end(self, worker_id: str) -> None:
         """See `pool_core.Fleet`."""
         self._ended.add(worker_id)
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            ray.kill(worker, no_restart=True)
+        outbox = self._outboxes.get(worker_id)
+        if outbox is not None:
+            ray.kill(outbox.worker, no_restart=True)
 
     async def _probe(self, worker_id: str) -> None:
-        worker = self._workers.get(worker_id)
-        if worker is None:
+        outbox = self._outboxes.get(worker_id)
+        if outbox is None:
             return
         try:
-            await worker.ping.remote()
+            await outbox.worker.ping.remote()
         except RayError:
             return  # its news end, which tells of its death
         self.core.on_alive(worker_id)
@@ -187,7 +221,7 @@ class RayFleet:
         was_ready = False
         try:
             group, worker = await asyncio.to_thread(self._create, worker_id, setup, node)
-            self._workers[worker_id] = worker
+            self._outboxes[worker_id] = _Outbox(worker)
             news = worker.news.options(num_returns="streaming").remote()
             async with asyncio.timeout(START_TIMEOUT_S):
                 await (await anext(news))
@@ -207,10 +241,10 @@ class RayFleet:
                 self.core.on_news(item for item in items if item is not last)
         except (RayError, ValueError, TimeoutError, StopAsyncIteration) as error:
             reason, code = ends or cause_of_death(error)
-        worker = self._workers.pop(worker_id, None)
+        outbox = self._outboxes.pop(worker_id, None)
         self._ended.discard(worker_id)
-        if worker is not None:
-            ray.kill(worker, no_restart=True)
+        if outbox is not None:
+            ray.kill(outbox.worker, no_restart=True)
         if not was_ready:
             await asyncio.sleep(START_RETRY_S)
         try:

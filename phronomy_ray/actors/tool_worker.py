@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -66,12 +66,18 @@ class ToolWorker:
         yield []
         yield from self._calls.serve()
 
-    def run(self, source_key: str, source: bytes, payloads: Sequence[bytes]) -> None:
-        """Begin calls; everything else comes as news."""
+    def run(self, sources: Mapping[str, bytes], payloads: Sequence[tuple[str, bytes]]) -> None:
+        """Begin calls; everything else comes as news.
+
+        Args:
+            sources: pickled `DefinitionSource` by key.
+            payloads: key of its source and pickled `ToolInvocation` of each call.
+        """
         calls = []
-        for invocation in map(_invocation, payloads):
+        for source_key, payload in payloads:
+            invocation = _invocation(payload)
             try:
-                calls.append((invocation, resolve_tool(_source(source_key, source), invocation)))
+                calls.append((invocation, resolve_tool(_source(source_key, sources[source_key]), invocation)))
             except Exception as error:  # noqa: BLE001 - the import of a user's module may raise anything
                 _LOG.warning("tool %s cannot be loaded", invocation.tool_name, exc_info=True)
                 self._calls.refuse(invocation, error)

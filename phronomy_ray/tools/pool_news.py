@@ -14,8 +14,8 @@ from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_wire import News
 
 #: Least time between two lists of news of one batch for each call that is still open, and at most, in seconds.
-LISTS_PER_CALL_S = 0.003
-LISTS_EVERY_S = 0.2
+LISTS_PER_CALL_S = 0.006
+LISTS_EVERY_S = 0.4
 #: A listener that has not asked for so long is forgotten, in seconds; what became of its calls is kept elsewhere.
 FORGOTTEN_AFTER_S = 60.0
 

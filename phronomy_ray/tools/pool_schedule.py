@@ -25,7 +25,6 @@ from typing import NamedTuple
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig, WhenFull
 
-
 #: How long an agent keeps its claim to a part of the pool after its last call, in seconds.
 CLAIM_S = 2.0
 

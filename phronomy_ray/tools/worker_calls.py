@@ -33,9 +33,12 @@ from phronomy_ray.tools.pool_wire import (
 from phronomy_ray.tools.process import cancelled_by
 from phronomy_ray.tools.warm_threads import WarmThreads
 
-#: Least time between two lists of news, in seconds: a list costs much more than an item in it. A note that bodies have begun
-#: waits so long for an outcome to travel with.
+#: Least time between two lists of news while few bodies run, in seconds: a list costs much more than an item in it. A note
+#: that bodies have begun waits so long for an outcome to travel with.
 BUNDLE_S = 0.003
+#: How much longer it is for each body that runs, and at most.
+BUNDLE_PER_BODY_S = 0.001
+MAX_BUNDLE_S = 0.024
 #: How much longer than its time the body of an ``external_process`` tool may take to report that it killed its program.
 PROCESS_MARGIN_S = 1.0
 #: How soon a body is looked at again whose clock does not run: before its first attempt, or between two.
@@ -123,7 +126,7 @@ class WorkerCalls:
         begun: list[News] = []  # notes that wait for an outcome to travel with
         told_at = 0.0
         while not self._is_closed:
-            fresh = self._collect(BUNDLE_S if begun else self._wait_s(), told_at + BUNDLE_S)
+            fresh = self._collect(BUNDLE_S if begun else self._wait_s(), told_at + self._bundle_s())
             fresh += self._overdue()
             if not begun and all(isinstance(item, StartedCalls) for item in fresh):
                 begun = fresh
@@ -173,9 +176,10 @@ class WorkerCalls:
         found: list[News] = []
         try:
             entry = self._news.get(timeout=wait_s)
-            rest_s = until - time.monotonic()
-            if rest_s > 0 and isinstance(entry, _Ended) and self._news.qsize() + 1 < len(self._bodies):
-                time.sleep(rest_s)
+            if isinstance(entry, _Ended):
+                # the last bodies of all wait for nothing
+                while (rest_s := until - time.monotonic()) > 0 and self._news.qsize() + 1 < len(self._bodies):
+                    time.sleep(min(rest_s, BUNDLE_S))
             while True:
                 if entry is None:
                     self._is_closed = True
@@ -185,6 +189,9 @@ class WorkerCalls:
                 entry = self._news.get_nowait()
         except queue.Empty:
             return found
+
+    def _bundle_s(self) -> float:
+        return min(MAX_BUNDLE_S, BUNDLE_S + BUNDLE_PER_BODY_S * len(self._bodies))
 
     def _ended(self, entry: _Ended) -> list[News]:
         body = self._bodies.get(entry.key)

@@ -46,8 +46,8 @@ class Fleet:
     def start(self, worker_id: str, setup: WorkerSetup, node: str) -> None:
         self.started.append(worker_id)
 
-    def send(self, worker_id: str, batch: PoolBatch, calls: Sequence[PoolCall]) -> None:
-        self.sent.append((worker_id, [call.key for call in calls]))
+    def send(self, worker_id: str, calls: Sequence[tuple[PoolBatch, PoolCall]]) -> None:
+        self.sent.append((worker_id, [call.key for _, call in calls]))
 
     def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
         self.cancelled.extend(keys)
