@@ -45,6 +45,8 @@ _LOG = logging.getLogger("phronomy_ray.actors")
 LINEAGE_KEY = "phronomy_parent"
 #: How often the unload of a child is tried, its own patience with an unreachable actor not counted.
 UNLOAD_ATTEMPTS = 3
+#: First wait between two of them, in seconds; it doubles.
+UNLOAD_WAIT_S = 0.2
 #: Part of the parent's quiescence time that a cancelled call waits for its child's end.
 CANCEL_WAIT_PART = 0.8
 #: How long a cancelled child's end is waited for behind the call, in seconds.
@@ -175,7 +177,7 @@ class ActorChildAgents:
                 if live is not None:
                     client.use_actor(live)
                 await _cancel_and_free(client, child, started=True, keep=False)
-        except PhronomyError as error:
+        except (PhronomyError, RayError) as error:
             _LOG.warning("agent %s: its former children are not known: %s", self._agent_id, error)
 
     def _left_behind(self) -> list[_Child]:
@@ -274,7 +276,7 @@ async def _free(client: AgentClient, child: _Child, result: RunResult) -> None:
     last: Exception | None = None
     for attempt in range(UNLOAD_ATTEMPTS):
         if attempt:
-            await asyncio.sleep(0.2 * 2**attempt)
+            await asyncio.sleep(UNLOAD_WAIT_S * 2**attempt)
         try:
             await client.unload()
             return
@@ -308,7 +310,7 @@ async def _cancel_and_free(client: AgentClient, child: _Child, *, started: bool,
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(AgentBusyError),
                 stop=stop_after_attempt(UNLOAD_ATTEMPTS),
-                wait=wait_exponential(multiplier=0.2, max=2.0),
+                wait=wait_exponential(multiplier=UNLOAD_WAIT_S, max=2.0),
                 reraise=True,
             ):
                 with attempt:

@@ -17,11 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-import tenacity
 from ray.exceptions import RayActorError, RayTaskError
 
 from phronomy_ray.actors.answer_stream import StreamGroup
 from phronomy_ray.actors.model_gateway import ModelGateway, gateway_options
+from phronomy_ray.actors.ray_calls import first_line, live_actor, result_of
+from phronomy_ray.clock import utc_now
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingRequest
 from phronomy_ray.errors import ErrorRecord, ModelError, PhronomyError, TransportError
 from phronomy_ray.models.port import (
@@ -33,9 +34,12 @@ from phronomy_ray.models.port import (
     StreamReset,
     TextDelta,
 )
-from phronomy_ray.models.retry import utc_now
 
 logger = logging.getLogger(__name__)
+#: How long one gateway is looked for under its name before the next one is asked, in seconds.
+START_PATIENCE_S = 10.0
+#: How long a gateway may take to answer its first ping at least, in seconds: its process may only be starting.
+START_TIMEOUT_S = 60.0
 
 
 class _GatewayLostError(Exception):
@@ -75,7 +79,7 @@ class GatewayModel:
 
     async def complete(self, request: ModelRequest) -> ModelAnswer:
         """Answer `request` in one piece through a gateway."""
-        search = _Search(self, request)
+        search = self._search(request)
         answer = await self._answer("complete", request, search)
         if isinstance(answer, ModelAnswer):
             return search.with_lost(answer)
@@ -83,7 +87,7 @@ class GatewayModel:
 
     async def embed(self, request: EmbeddingRequest) -> EmbeddingAnswer:
         """Embed the texts of `request` through a gateway."""
-        answer = await self._answer("embed", request, _Search(self, request))
+        answer = await self._answer("embed", request, self._search(request))
         if isinstance(answer, EmbeddingAnswer):
             return answer
         raise _cancelled_elsewhere()
@@ -109,7 +113,7 @@ class GatewayModel:
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[StreamItem]:
         """Answer `request` piece by piece through a gateway."""
-        search = _Search(self, request)
+        search = self._search(request)
         sent_text = False
         while True:
             number, started = search.next_gateway(), utc_now().isoformat()
@@ -176,6 +180,9 @@ class GatewayModel:
             int.from_bytes(hashlib.sha256(agent_id.encode("utf-8", "replace")).digest()[:8]) % self._gateways
         )
 
+    def _search(self, request: ModelRequest | EmbeddingRequest) -> _Search:
+        return _Search(self.home(request.agent_id), self._gateways, self._patience_s)
+
     # --- gateways ----------------------------------------------------------------------------------------------
 
     async def _handle(self, number: int) -> Any:
@@ -190,9 +197,13 @@ class GatewayModel:
         async with self._locks.setdefault(number, asyncio.Lock()):
             if number not in self._handles:
                 try:
-                    self._handles[number] = await self._get_or_create(number)
+                    self._handles[number] = await live_actor(
+                        lambda: _create(number, self._namespace),
+                        patience_s=min(START_PATIENCE_S, self._patience_s),
+                        ping_timeout_s=max(START_TIMEOUT_S, self._ping_timeout_s),
+                    )
                 except (RayActorError, TimeoutError, ValueError) as error:
-                    raise _GatewayLostError(f"gateway {number}: {_first_line(error)}") from None
+                    raise _GatewayLostError(f"gateway {number}: {first_line(error)}") from None
         if self._spares is None:
             # The others are started now: when this one dies, a spare that has litellm loaded must be there.
             self._spares = asyncio.create_task(self._start_spares(number))
@@ -204,23 +215,7 @@ class GatewayModel:
                 try:
                     await asyncio.to_thread(_create, number, self._namespace)
                 except (RayActorError, ValueError) as error:
-                    logger.warning("model gateway %d was not started: %s", number, _first_line(error))
-
-    async def _get_or_create(self, number: int) -> Any:
-        """Get or create; a name that a dying actor still holds is asked for again until a live one answers."""
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type((RayActorError, ValueError)),
-            stop=tenacity.stop_after_delay(min(10.0, self._patience_s)),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
-            reraise=True,
-        )
-        return await retrying(self._create_and_ping, number)
-
-    async def _create_and_ping(self, number: int) -> Any:
-        # Naming an actor asks the cluster's control service, which is a blocking call.
-        handle = await asyncio.to_thread(_create, number, self._namespace)
-        await asyncio.wait_for(_result(handle.ping.remote()), max(60.0, self._ping_timeout_s))
-        return handle
+                    logger.warning("model gateway %d was not started: %s", number, first_line(error))
 
     async def _guarded(self, handle: Any, reference: Any) -> Any:
         """The result of a remote call, given up when the gateway died or does not answer a ping meanwhile.
@@ -229,19 +224,19 @@ class GatewayModel:
             _GatewayLostError: the gateway is lost.
             PhronomyError: what the gateway raised.
         """
-        task = asyncio.ensure_future(_result(reference))
+        task = asyncio.ensure_future(result_of(reference))
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=self._ping_interval_s)
                 if done:
                     return task.result()
-                await asyncio.wait_for(_result(handle.ping.remote()), self._ping_timeout_s)
+                await asyncio.wait_for(result_of(handle.ping.remote()), self._ping_timeout_s)
         except RayTaskError as error:
             raise _unwrapped(error) from None
         except PhronomyError:
             raise
         except (RayActorError, TimeoutError) as error:
-            raise _GatewayLostError(_first_line(error)) from None
+            raise _GatewayLostError(first_line(error)) from None
         finally:
             task.cancel()
             task.add_done_callback(_retrieved)
@@ -250,10 +245,10 @@ class GatewayModel:
 class _Search:
     """Which gateway one call tries next, and what was lost on the way."""
 
-    def __init__(self, model: GatewayModel, request: ModelRequest | EmbeddingRequest) -> None:
-        self._first = model.home(request.agent_id)
-        self._count = model._gateways
-        self._deadline = time.monotonic() + model._patience_s
+    def __init__(self, first: int, count: int, patience_s: float) -> None:
+        self._first = first
+        self._count = count
+        self._deadline = time.monotonic() + patience_s
         self._lost: list[ModelAttempt] = []
 
     @property
@@ -301,10 +296,6 @@ def _create(number: int, namespace: str) -> Any:
     return ray.remote(ModelGateway).options(**gateway_options(number, namespace)).remote()
 
 
-async def _result(reference: Any) -> Any:
-    return await reference
-
-
 def _ticket(request: ModelRequest | EmbeddingRequest) -> str:
     return f"{request.call_id}#{uuid.uuid4().hex}"
 
@@ -315,11 +306,6 @@ def _cancel(handle: Any, ticket: str) -> None:
             handle.cancel.remote(ticket)
         except RayActorError:
             pass  # a dead gateway has no upstream connection to close
-
-
-def _first_line(error: BaseException) -> str:
-    """Class and first line of an error; Ray's own go on for many."""
-    return ": ".join((type(error).__name__, *str(error).splitlines()[:1]))
 
 
 def _retrieved(task: asyncio.Future[Any]) -> None:

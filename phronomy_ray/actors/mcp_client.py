@@ -9,25 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import ray
-import tenacity
 from ray.exceptions import RayActorError, RayTaskError
 
 from phronomy_ray.actors.mcp_gateway import McpGateway, UnknownEndpointError, gateway_options
-from phronomy_ray.actors.ray_calls import unwrap
+from phronomy_ray.actors.ray_calls import first_line, live_actor, result_of, unwrap
 from phronomy_ray.errors import PhronomyError
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.failures import PHASE_CALL, PHASE_CONNECT, broken, lost, timed_out
 from phronomy_ray.mcp.listing import Listing
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
-T = TypeVar("T")
-
 #: How much longer than the session's own deadline a caller waits for the gateway to say so, in seconds.
 GRACE_S = 1.0
+#: How long a gateway may take to answer its first ping, in seconds.
 PING_TIMEOUT_S = 60.0
 
 
@@ -97,13 +95,13 @@ class GatewayAccess(WorkerInputRestricted):
             if left_s <= 0:
                 raise timed_out(endpoint, timeout_s, phase=PHASE_CONNECT)
             try:
-                return await asyncio.wait_for(_result(send(handle, left_s)), left_s + GRACE_S)
+                return await asyncio.wait_for(result_of(send(handle, left_s)), left_s + GRACE_S)
             except RayTaskError as error:  # before TimeoutError: Ray's wrapper is of the cause's class, too
                 cause = unwrap(error)
                 if isinstance(cause, PhronomyError):
                     raise cause from None
                 if not isinstance(cause, UnknownEndpointError):
-                    raise broken(endpoint, f"its gateway failed: {_first_line(cause)}") from None
+                    raise broken(endpoint, f"its gateway failed: {first_line(cause)}") from None
                 await self._tell(endpoint, handle, deadline)
             except RayActorError as error:
                 self._handles.pop(endpoint.name, None)
@@ -120,7 +118,7 @@ class GatewayAccess(WorkerInputRestricted):
         """Make the endpoint known to a gateway; one that dies meanwhile is looked for again."""
         try:
             await asyncio.wait_for(
-                _result(handle.open.remote(endpoint)), max(0.0, deadline - time.monotonic())
+                result_of(handle.open.remote(endpoint)), max(0.0, deadline - time.monotonic())
             )
         except (RayActorError, TimeoutError):
             self._handles.pop(endpoint.name, None)
@@ -140,29 +138,17 @@ class GatewayAccess(WorkerInputRestricted):
             async with asyncio.timeout(max(0.0, left_s)):
                 async with self._locks.setdefault(name, asyncio.Lock()):
                     if name not in self._handles:
-                        self._handles[name] = await self._get_or_create(name, left_s)
+                        self._handles[name] = await live_actor(
+                            lambda: _create(name, self._namespace),
+                            patience_s=max(0.1, left_s),
+                            ping_timeout_s=PING_TIMEOUT_S,
+                        )
         except TimeoutError:
             raise timed_out(endpoint, timeout_s, phase=PHASE_CONNECT) from None
         except (RayActorError, ValueError) as error:
-            reason = f"its gateway does not come up ({_first_line(error)})"
+            reason = f"its gateway does not come up ({first_line(error)})"
             raise lost(endpoint, reason, phase=PHASE_CONNECT) from None
         return self._handles[name]
-
-    async def _get_or_create(self, name: str, patience_s: float) -> Any:
-        """Get or create; a name that a dying actor still holds is asked for again until a live one answers."""
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type((RayActorError, ValueError)),
-            stop=tenacity.stop_after_delay(max(0.1, patience_s)),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
-            reraise=True,
-        )
-        return await retrying(self._create_and_ping, name)
-
-    async def _create_and_ping(self, name: str) -> Any:
-        # naming an actor asks the cluster's control service, which is a blocking call
-        handle = await asyncio.to_thread(_create, name, self._namespace)
-        await asyncio.wait_for(_result(handle.ping.remote()), PING_TIMEOUT_S)
-        return handle
 
 
 def _cancel(handle: Any, ticket: str) -> None:
@@ -175,11 +161,3 @@ def _cancel(handle: Any, ticket: str) -> None:
 
 def _create(name: str, namespace: str) -> Any:
     return ray.remote(McpGateway).options(**gateway_options(name, namespace)).remote()
-
-
-async def _result(reference: Awaitable[T]) -> T:
-    return await reference
-
-
-def _first_line(error: BaseException) -> str:
-    return ": ".join((type(error).__name__, *str(error).splitlines()[:1]))

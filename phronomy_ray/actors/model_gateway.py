@@ -15,15 +15,14 @@ The class is plain Python. `gateway_options` says how it becomes an actor.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from phronomy_ray.actors.answer_stream import AnswerStream, StreamGroup
 from phronomy_ray.actors.ray_calls import service_options
@@ -36,6 +35,8 @@ from phronomy_ray.models.port import (
     ModelPort,
     ModelRequest,
 )
+
+T = TypeVar("T")
 
 #: A stream that nobody has asked for so long is ended, in seconds.
 FORGOTTEN_AFTER_S = 60.0
@@ -68,7 +69,7 @@ class ModelGateway:
         #: Streams that were not read to their end, by ticket, and when each that nobody waits for is forgotten.
         self._streams: dict[str, AnswerStream] = {}
         self._leases: dict[str, asyncio.TimerHandle] = {}
-        self._started = time.time()
+        self._started = time.monotonic()
         if model is None:
             # An answer with odd fields makes litellm's own dump warn; we normalise them.
             warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
@@ -76,21 +77,11 @@ class ModelGateway:
 
     async def complete(self, request: ModelRequest, ticket: str) -> ModelAnswer | None:
         """Answer in one piece; ``None`` when the ticket was cancelled. Raises `ModelError`."""
-        task = asyncio.create_task(self._complete(request))
-        with self._registered(request.call_id, ticket, task):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-            answer: ModelAnswer | None = _outcome(task)
-            return answer
+        return await self._answer(request.call_id, ticket, self._model.complete(request))
 
     async def embed(self, request: EmbeddingRequest, ticket: str) -> EmbeddingAnswer | None:
         """Embed texts; ``None`` when the ticket was cancelled. Raises `ModelError`."""
-        task = asyncio.create_task(self._embed(request))
-        with self._registered(request.call_id, ticket, task):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-            answer: EmbeddingAnswer | None = _outcome(task)
-            return answer
+        return await self._answer(request.call_id, ticket, self._embeddings.embed(request))
 
     async def stream(self, request: ModelRequest, ticket: str) -> StreamGroup | None:
         """Begin a streamed answer; returns its first group, and `more` the others."""
@@ -139,15 +130,20 @@ class ModelGateway:
 
     async def ping(self) -> dict[str, Any]:
         """Sign of life: process id, running calls, seconds since the start."""
-        return {"pid": os.getpid(), "running": len(self._tasks), "uptime_s": time.time() - self._started}
+        return {"pid": os.getpid(), "running": len(self._tasks), "uptime_s": time.monotonic() - self._started}
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    async def _complete(self, request: ModelRequest) -> ModelAnswer:
-        return await self._model.complete(request)
-
-    async def _embed(self, request: EmbeddingRequest) -> EmbeddingAnswer:
-        return await self._embeddings.embed(request)
+    async def _answer(self, call_id: str, ticket: str, call: Coroutine[Any, Any, T]) -> T | None:
+        """What `call` gives, ``None`` when its ticket was cancelled; raises what it raises."""
+        task = asyncio.create_task(call)
+        self._register(call_id, ticket, task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            self._unregister(call_id, ticket)
+        return None if task.cancelled() else task.result()
 
     def _forget(self, ticket: str) -> None:
         """The reader of this stream is gone or stopped."""
@@ -155,15 +151,6 @@ class ModelGateway:
         stream = self._streams.pop(ticket, None)
         if stream is not None:
             stream.task.cancel()
-
-    @contextlib.contextmanager
-    def _registered(self, call_id: str, ticket: str, task: asyncio.Task[Any]) -> Iterator[None]:
-        self._register(call_id, ticket, task)
-        try:
-            yield
-        finally:
-            task.cancel()
-            self._unregister(call_id, ticket)
 
     def _register(self, call_id: str, ticket: str, task: asyncio.Task[Any]) -> None:
         former = self._running.get(call_id)
@@ -180,8 +167,3 @@ class ModelGateway:
         self._cancelled.pop(ticket, None)
         if self._running.get(call_id) == ticket:
             del self._running[call_id]
-
-
-def _outcome(task: asyncio.Task[Any]) -> Any:
-    """Result of an ended task, ``None`` when it was cancelled; raises what it raised."""
-    return None if task.cancelled() or not task.done() else task.result()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import ray
+import tenacity
 from ray.actor import ActorHandle
 from ray.exceptions import (
     ActorDiedError,
@@ -18,6 +20,8 @@ from ray.exceptions import (
 )
 
 from phronomy_ray.errors import AgentUnloadedError, PhronomyError
+
+T = TypeVar("T")
 
 #: Async actors take long polls; each holds one of these.
 MAX_CONCURRENCY = 1_000
@@ -65,7 +69,7 @@ async def call(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: flo
     """
     reference = getattr(handle, method).remote(*args, **kwargs)
     try:
-        return await asyncio.wait_for(_await(reference), timeout_s)
+        return await asyncio.wait_for(result_of(reference), timeout_s)
     except RayTaskError as error:
         raise unwrap(error) from None
 
@@ -97,8 +101,42 @@ async def ask(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: floa
         raise
 
 
-async def _await(reference: Any) -> Any:
+async def result_of(reference: Awaitable[T]) -> T:
+    """What a remote call gives, as a coroutine: for `asyncio.wait_for` and for tasks. Raises Ray's errors as they are."""
     return await reference
+
+
+async def live_actor(
+    create: Callable[[], ActorHandle[Any]], *, patience_s: float, ping_timeout_s: float
+) -> ActorHandle[Any]:
+    """An actor that `create` gives (get or make) and that has answered a ping.
+
+    Ray can hand out one that is just dying, and keeps its name for a moment: then it is asked for again.
+
+    Raises:
+        RayActorError, ValueError: none came up within `patience_s` seconds.
+        TimeoutError: it did not answer the ping within `ping_timeout_s` seconds.
+    """
+
+    async def create_and_ping() -> Any:
+        # naming an actor asks the cluster's control service, which is a blocking call
+        handle: Any = await asyncio.to_thread(create)
+        await asyncio.wait_for(result_of(handle.ping.remote()), ping_timeout_s)
+        return handle
+
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type((RayActorError, ValueError)),
+        stop=tenacity.stop_after_delay(patience_s),
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
+        reraise=True,
+    )
+    actor: ActorHandle[Any] = await retrying(create_and_ping)
+    return actor
+
+
+def first_line(error: BaseException) -> str:
+    """Class and first line of an error; Ray's own go on for many."""
+    return ": ".join((type(error).__name__, *str(error).splitlines()[:1]))
 
 
 def unwrap(error: RayTaskError) -> BaseException:
@@ -143,9 +181,3 @@ def runtime_env_text() -> str:
     """The runtime environment of the present process, as JSON."""
     text: str = ray.get_runtime_context().get_runtime_env_string()  # type: ignore[no-untyped-call]
     return text
-
-
-def alive_nodes() -> int:
-    """Number of nodes of the cluster that are alive."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return max(1, len([node for node in nodes if node["Alive"]]))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from phronomy_ray.clock import utc_now as utc_now  # the gateway client still takes it from here
+from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.models.port import ModelAnswer, ModelAttempt, StreamItem, StreamReset, TextDelta
 

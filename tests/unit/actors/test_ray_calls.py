@@ -1,0 +1,57 @@
+"""The calls to Ray that several modules share, with handles that are none of Ray's: no Ray is started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from phronomy_ray.actors.ray_calls import first_line, live_actor
+
+
+class Handle:
+    """Answers a ping with `answer`: raised when it is an error, never given when it is ``None``."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.ping = self
+
+    async def remote(self) -> Any:
+        if self._answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+async def test_a_name_that_a_dying_actor_holds_is_asked_for_again() -> None:
+    handles: list[Any] = [Handle(RayActorError()), Handle({"pid": 1})]
+    asked = iter(handles)
+    assert await live_actor(lambda: next(asked), patience_s=5, ping_timeout_s=5) is handles[1]
+
+
+async def test_the_last_error_is_told_when_patience_is_over() -> None:
+    def create() -> Any:
+        raise ValueError("the name is taken")
+
+    with pytest.raises(ValueError, match="the name is taken"):
+        await live_actor(create, patience_s=0, ping_timeout_s=5)
+
+
+async def test_a_ping_without_an_answer_is_not_waited_for_again() -> None:
+    asked: list[Handle] = []
+
+    def create() -> Any:
+        asked.append(Handle(None))
+        return asked[-1]
+
+    with pytest.raises(TimeoutError):
+        await live_actor(create, patience_s=5, ping_timeout_s=0.01)
+    assert len(asked) == 1
+
+
+def test_the_first_line_of_an_error() -> None:
+    assert first_line(ValueError("one\ntwo")) == "ValueError: one"
+    assert first_line(ValueError()) == "ValueError"
