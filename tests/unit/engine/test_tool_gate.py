@@ -160,17 +160,17 @@ async def test_TA35_a_call_that_waits_for_a_human_holds_no_place(lab: Any) -> No
 
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_TA56_the_clock_starts_when_the_gate_lets_the_call_through(lab: Any, blocking: bool) -> None:
-    """Four bodies that take most of their time, one after the other: none of them times out while it waits."""
+    """Four bodies that together take more than the time of one, one after the other: none times out while it waits."""
     pause = threading.Event()
 
-    @tool(name="takes", replay="safe", timeout_s=0.4)
+    @tool(name="takes", replay="safe", timeout_s=2)
     def blocks() -> str:
-        pause.wait(0.2)
+        pause.wait(0.6)
         return "done"
 
-    @tool(name="takes", replay="safe", timeout_s=0.4)
+    @tool(name="takes", replay="safe", timeout_s=2)
     async def turns() -> str:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.6)
         return "done"
 
     batch = calls(*(call("takes", {}) for _ in range(4)))
