@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.errors import InvalidInputError
@@ -76,6 +76,11 @@ class LLMInputPatch:
         settings = to_json_value(dict(self.model_settings))
         object.__setattr__(self, "model_settings", settings)
         object.__setattr__(self, "candidates", tuple(map(_candidate, self.candidates)))
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The candidates, as they were read."""
+        return cast("tuple[Message, ...]", self.candidates)
 
 
 @runtime_checkable

@@ -82,7 +82,8 @@ class ToolCompletion:
 
     #: Gives the result; the call has its outcome then.
     result: Awaitable[Any]
-    #: Ends when nothing of the work runs any more; what it gives or raises has no effect. Never cancelled by us.
+    #: Ends when nothing of the work runs any more. What it gives has no effect, what it raises is logged by its class. Never
+    #: cancelled by us.
     finished: Awaitable[Any]
 
 

@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed
 from phronomy_ray.canonical_json import clean_text, to_json_value
@@ -165,7 +165,9 @@ class UserCode:
                 return InputBuildFailed(request.execution_id, request.sequence, record)
             if patch is not None:
                 patched.update(patch.model_settings)
-                messages.extend(to_json_value(item.to_wire()) for item in patch.candidates)  # type: ignore[union-attr,misc]
+                messages.extend(
+                    cast("dict[str, Any]", to_json_value(item.to_wire())) for item in patch.messages
+                )
         return InputBuilt(request.execution_id, request.sequence, InputPatch(patched, tuple(messages)))
 
     async def _hook(self, hook: Callable[..., Any], context: LLMInputBuildContext) -> LLMInputPatch | None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.definition.agent_definition import AgentDefinition
@@ -55,6 +55,9 @@ from phronomy_ray.tool_calls import (
 from phronomy_ray.tools.envelope import not_performed, timestamp
 from phronomy_ray.tools.executor import ToolExecutor, ToolReport
 from phronomy_ray.worker_inputs import WorkerInputRestricted
+
+#: An effect that user code is asked for.
+Asked = TypeVar("Asked", Prepare, BuildInput, FilterOutput)
 
 #: Tool outcomes that arrive within this time share a commit, in seconds.
 GROUP_COMMIT_S = 0.004
@@ -200,7 +203,7 @@ class EngineWork(WorkerInputRestricted):
                 self.stopping = effect.execution_id
                 self._hooks.spawn(self.stop())
 
-    async def _ask_user_code(self, ask: Callable[[Any], Awaitable[Input | None]], effect: Any) -> None:
+    async def _ask_user_code(self, ask: Callable[[Asked], Awaitable[Input | None]], effect: Asked) -> None:
         event = await ask(effect)
         if event is not None:
             await self._hooks.feed(event)

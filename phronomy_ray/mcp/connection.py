@@ -326,11 +326,7 @@ class McpConnection(WorkerInputRestricted):
 
     def _end_all(self) -> None:
         self._answer_ready(lost(self._endpoint, self._reason, phase=PHASE_CONNECT))
-        waiting = list(self._running)
-        while not self._inbox.empty():
-            if (request := self._inbox.get_nowait()) is not None:
-                waiting.append(request)
-        for request in waiting:
+        for request in list(self._running):  # those that the owner has not taken yet included
             if not request.answer.done():
                 request.answer.set_exception(lost(self._endpoint, self._why(self._reason), phase=PHASE_CALL))
                 request.answer.exception()

@@ -275,12 +275,13 @@ class McpSession(WorkerInputRestricted):
         try:
             line.listing = await line.connection.list_tools(timeout_s=PROBE_TIMEOUT_S)
             line.listed_at = line.answered_at = time.monotonic()
-            line.probe = None
         except ToolError as error:
             _LOG.warning(
                 "mcp server %s answers nothing and is connected again: %s", self.endpoint.name, error
             )
             self._retire(line.connection)
+        finally:
+            line.probe = None  # however it ended: whoever waits for it looks again
 
     def _arm_idle(self) -> None:
         limit_s = self.endpoint.idle_close_s

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ToolError, ToolTimeoutError
 from phronomy_ray.tool_calls import ToolContext
 
+_LOG = logging.getLogger("phronomy_ray.tools")
 #: Awaitables that give awaitables that give awaitables: a body that wraps more often than this is taken for endless.
 MAX_AWAITS = 8
 
@@ -28,11 +30,12 @@ class PhysicalEnd:
     """When the bodies of one call are really over. Its methods may be called from any thread.
 
     `on_finished` is called once, as soon as the outcome has been made (`close`) and everything that was watched has ended:
-    at once for a tool that has no more to say than its result.
+    at once for a tool that has no more to say than its result. `tool`: its name, for the log.
     """
 
-    def __init__(self, on_finished: Callable[[], None]) -> None:
+    def __init__(self, on_finished: Callable[[], None], *, tool: str) -> None:
         self._on_finished = on_finished
+        self._tool = tool
         self._lock = threading.Lock()
         self._running = 0
         self._is_closed = False
@@ -43,13 +46,20 @@ class PhysicalEnd:
         return self._running > 0
 
     def watch(self, finished: Awaitable[Any]) -> asyncio.Task[None]:
-        """Wait for `finished` on the present loop; an error of it is an end too."""
+        """Wait for `finished` on the present loop; an error of it is an end too, and is logged."""
         with self._lock:
             self._running += 1
-        task = asyncio.get_running_loop().create_task(_ended(finished), name="tool-physical-end")
+        task = asyncio.get_running_loop().create_task(self._ended(finished), name="tool-physical-end")
         _WATCHED.add(task)
         task.add_done_callback(self._done)
         return task
+
+    async def _ended(self, finished: Awaitable[Any]) -> None:
+        try:
+            await finished
+        except Exception as error:  # noqa: BLE001 - what the work ended with has no effect any more; that it ended has
+            # not its message, which may hold what must not be logged
+            _LOG.warning("tool %s: work behind a result failed: %s", self._tool, type(error).__name__)
 
     def close(self) -> None:
         """The outcome has been made; no attempt will follow."""
@@ -70,13 +80,6 @@ class PhysicalEnd:
 
 #: The loop itself holds its tasks weakly.
 _WATCHED: set[asyncio.Task[None]] = set()
-
-
-async def _ended(finished: Awaitable[Any]) -> None:
-    try:
-        await finished
-    except Exception:  # noqa: BLE001 - what the work ended with has no effect any more; that it ended has
-        pass
 
 
 def attempt_of(bound: BoundTool, arguments: dict[str, Any], context: ToolContext) -> Callable[[], Any]:
@@ -157,7 +160,6 @@ def settle_blocking(begin: Callable[[], Any], *, custom: bool, timeout_s: float,
 async def _drive(
     begin: Callable[[], Any], timeout_s: float, end: PhysicalEnd, result: concurrent.futures.Future[Any]
 ) -> None:
-    before = set(_WATCHED)
     try:
         value = await settle(begin(), timeout_s=timeout_s, end=end)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that waits for the result must get it
@@ -165,6 +167,6 @@ async def _drive(
     else:
         result.set_result(value)
     loop = asyncio.get_running_loop()
-    mine = [task for task in _WATCHED - before if task.get_loop() is loop]
+    mine = [task for task in frozenset(_WATCHED) if task.get_loop() is loop]  # other threads have others
     if mine:
         await asyncio.wait(mine)

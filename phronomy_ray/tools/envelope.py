@@ -73,7 +73,7 @@ async def run_async(
     its work outlives its result (`ToolCompletion`). `on_progress` gets what the body reports, in the thread that does.
     """
     started = timestamp()
-    end = PhysicalEnd(on_finished)
+    end = PhysicalEnd(on_finished, tool=bound.spec.name)
     try:
         begin = _bind(bound, invocation, is_cancelled, on_progress)
         value: Any = None
@@ -115,7 +115,7 @@ def run_sync(
     another thread.
     """
     started = timestamp()
-    end = PhysicalEnd(on_finished)
+    end = PhysicalEnd(on_finished, tool=bound.spec.name)
     try:
         begin = _bind(bound, invocation, is_cancelled, on_progress)
         custom, limit = is_custom(bound.tool), bound.spec.timeout_s

@@ -262,7 +262,9 @@ class Outliving(Tool):
 
 @both
 @pytest.mark.parametrize("ends_badly", [False, True])
-async def test_the_result_comes_at_once_and_the_end_is_told_later(mode: str, ends_badly: bool) -> None:
+async def test_the_result_comes_at_once_and_the_end_is_told_later(
+    mode: str, ends_badly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Outliving()
     made.ends_badly = ends_badly
     over = threading.Event()
@@ -277,6 +279,9 @@ async def test_the_result_comes_at_once_and_the_end_is_told_later(mode: str, end
     assert not over.is_set()
     made.release.set()
     assert await asyncio.to_thread(over.wait, GUARD_S)
+    failed = [record.getMessage() for record in caplog.records if record.name == "phronomy_ray.tools"]
+    # the author hears of it; what the error says stays out of the log
+    assert failed == ["tool outliving: work behind a result failed: RuntimeError"] * ends_badly
 
 
 @both
