@@ -82,16 +82,9 @@ CRASHES = [
     Crash("ask", (("after_commit:admit", 1), ("after_commit:recover", 1))),
     Crash("act", (("after_commit:decision", 1), ("before_claim", 1))),
 ]
-#: Those at which it matters which database it is: a commit that is lost, held or repeated by another process. The others
-#: kill between two commits, and run on SQLite; on both under the marker ``full``.
-ON_BOTH = [
-    crash
-    for crash in CRASHES
-    if len(crash.points) == 2 or crash.points[0][0] in (
-        "after_commit:admit", "before_commit:batch", "after_commit:batch", "before_commit:decision",
-        "after_commit:decision", "before_commit:terminal", "after_commit:terminal",
-    )
-]  # fmt: skip
+#: Those at a commit, where it matters which database it is. The others kill between two commits, and run on SQLite; on both
+#: under the marker ``full``.
+ON_BOTH = [crash for crash in CRASHES if any("commit:" in point for point, _ in crash.points)]
 
 
 def cases() -> list[Any]:

@@ -72,7 +72,7 @@ def test_cancelling_what_has_ended(run_cli: Cli, store: str) -> None:
 def test_resolve_checks_its_arguments_first(run_cli: Cli, store: str) -> None:
     wrong = run_cli("resolve", "ex_bob", "tc_1", "perhaps", "--store", store, "--address", NOWHERE)
     assert wrong.exit_code == 2
-    assert "succeeded, failed or not_performed" in wrong.stderr
+    assert "one of succeeded, failed, not_performed" in wrong.stderr
     unknown = run_cli("resolve", "ex_bob", "tc_1", "failed", "--store", store, "--address", NOWHERE)
     assert unknown.exit_code == 4
 
