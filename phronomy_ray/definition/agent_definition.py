@@ -77,8 +77,3 @@ class AgentDefinition:
     def tools(self) -> Mapping[str, BoundTool]:
         """Its own tools by the name that a model sees."""
         return self.tool_set.tools
-
-    @property
-    def tool_definitions(self) -> tuple[dict[str, Any], ...]:
-        """Chat-completions definitions of its own tools."""
-        return self.tool_set.definitions

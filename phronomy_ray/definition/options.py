@@ -44,11 +44,6 @@ class InstanceOptions:
                 f"InstanceOptions: tool_approval_policy must be callable, not {policy!r}"
             )
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is set."""
-        return not any(getattr(self, item.name) for item in fields(self))
-
     def names(self) -> dict[str, list[str]]:
         """What is set, by name: plain JSON for displays and for comparing with what is asked for."""
         found: dict[str, list[str]] = {}

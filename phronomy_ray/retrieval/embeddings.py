@@ -71,7 +71,7 @@ class LitellmEmbeddings:
         """As `Embeddings.embed`; one call of the provider after the other."""
         checked = check_texts(texts)
         vectors: list[list[float]] = []
-        environment = current_environment()
+        environment, port = current_environment(), self._chosen_port()
         for start in range(0, len(checked), self._batch_size):
             request = EmbeddingRequest(
                 self._model,
@@ -82,7 +82,7 @@ class LitellmEmbeddings:
                 self._max_retries,
                 environment.agent_id if environment is not None else "",
             )
-            answer = await self._chosen_port().embed(request)
+            answer = await port.embed(request)
             vectors.extend(list(vector) for vector in answer.vectors)
         return vectors
 

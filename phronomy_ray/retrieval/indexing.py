@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phronomy_ray.definition.tool_options import is_whole
+from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.retrieval.port import Document, Embeddings, VectorStore
 
 
@@ -16,8 +18,11 @@ async def add_documents(
 
     Raises:
         ModelError: the embeddings failed.
-        InvalidInputError, DimensionMismatchError: as `VectorStore.add`; a document without text cannot be embedded.
+        InvalidInputError, DimensionMismatchError: as `VectorStore.add`; a document without text cannot be embedded; or
+            `batch_size` is not a positive whole number.
     """
+    if not (is_whole(batch_size) and batch_size > 0):
+        raise InvalidInputError(f"batch_size must be a positive whole number, not {batch_size!r}")
     for start in range(0, len(documents), batch_size):
         batch = documents[start : start + batch_size]
         await store.add(batch, await embeddings.embed([document.text for document in batch]))

@@ -89,7 +89,9 @@ def load_csv(
         raise InvalidInputError(f"{source}: line {rows.line_num}: {error}") from error
 
 
-def load_file(path: str | Path, **options: Any) -> list[Document]:
+def load_file(
+    path: str | Path, *, text_columns: Sequence[str] | None = None, id_column: str | None = None
+) -> list[Document]:
     """Load a UTF-8 file by its ending: ``.md`` and ``.markdown``, ``.csv`` (with the options of `load_csv`), else text.
 
     The source is the path as given.
@@ -106,9 +108,9 @@ def load_file(path: str | Path, **options: Any) -> list[Document]:
     source = str(path)
     ending = file.suffix.lower()
     if ending == ".csv":
-        return load_csv(text, source=source, **options)
-    if options:
-        raise InvalidInputError(f"{source}: options {sorted(options)} are for CSV files")
+        return load_csv(text, source=source, text_columns=text_columns, id_column=id_column)
+    if text_columns is not None or id_column is not None:
+        raise InvalidInputError(f"{source}: text_columns and id_column are for CSV files")
     return (load_markdown if ending in (".md", ".markdown") else load_text)(text, source=source)
 
 

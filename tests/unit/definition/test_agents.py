@@ -55,7 +55,7 @@ def test_what_an_agent_compiles_to() -> None:
     assert definition.max_iterations == 10
     assert definition.model_settings == {"temperature": 0.2}
     assert names(Clerk) == ["read", "send_mail"]
-    assert [item["function"]["name"] for item in definition.tool_definitions] == ["read", "send_mail"]
+    assert [item["function"]["name"] for item in definition.tool_set.definitions] == ["read", "send_mail"]
     assert import_agent(definition.class_path).__qualname__ == "Clerk"
 
 
@@ -113,7 +113,7 @@ def test_aliases_by_mapping_by_name_and_inherited() -> None:
     assert bound.spec.name == "load"
     assert bound.tool is read
     assert read.spec.name == "read", "the tool itself keeps its name"
-    assert One.definition().tool_definitions[0]["function"]["name"] == "load"
+    assert One.definition().tool_set.definitions[0]["function"]["name"] == "load"
 
 
 def test_one_tool_under_two_names() -> None:

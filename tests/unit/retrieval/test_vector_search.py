@@ -8,7 +8,7 @@ import pytest
 
 from phronomy_ray import Agent
 from phronomy_ray.definition.tool_set import BoundTool
-from phronomy_ray.errors import ConfigurationError, RateLimitError
+from phronomy_ray.errors import ConfigurationError, InvalidInputError, RateLimitError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.retrieval import (
     Document,
@@ -39,6 +39,12 @@ async def store() -> InMemoryVectorStore:
     filled = InMemoryVectorStore()
     assert await add_documents(filled, DOCUMENTS, embeddings=HashEmbeddings(), batch_size=2) == 3
     return filled
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+async def test_documents_are_added_in_batches_of_a_whole_size(size: Any) -> None:
+    with pytest.raises(InvalidInputError, match="batch_size must be a positive whole number"):
+        await add_documents(InMemoryVectorStore(), DOCUMENTS, embeddings=HashEmbeddings(), batch_size=size)
 
 
 async def test_it_answers_with_numbered_lines(store: InMemoryVectorStore) -> None:
