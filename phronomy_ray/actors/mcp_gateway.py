@@ -13,17 +13,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict
 from typing import Any
 
 from phronomy_ray.actors.ray_calls import service_options
+from phronomy_ray.actors.tickets import CancelledTickets
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.hub import McpHub
 from phronomy_ray.mcp.listing import Listing
 from phronomy_ray.mcp.session import McpSession
-
-#: Cancelled tickets that are remembered for a call that has not arrived yet.
-MAX_REMEMBERED_CANCELS = 10_000
 
 
 class UnknownEndpointError(Exception):
@@ -46,7 +43,7 @@ class McpGateway:
     def __init__(self) -> None:
         self._hub = McpHub()
         self._calls: dict[str, asyncio.Task[dict[str, Any]]] = {}
-        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._cancelled = CancelledTickets()
         self._started = time.monotonic()
 
     async def open(self, endpoint: McpEndpoint) -> None:
@@ -70,8 +67,7 @@ class McpGateway:
     ) -> dict[str, Any] | None:
         """See `McpSession.call`; ``None`` when the ticket was cancelled. Raises `UnknownEndpointError`."""
         session = self._session(fingerprint)
-        if ticket in self._cancelled:
-            del self._cancelled[ticket]
+        if self._cancelled.take(ticket):
             return None
         task = asyncio.get_running_loop().create_task(
             session.call(
@@ -96,9 +92,7 @@ class McpGateway:
         if task is not None:
             task.cancel()
             return True
-        self._cancelled[ticket] = None
-        while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
-            self._cancelled.popitem(last=False)
+        self._cancelled.add(ticket)
         return False
 
     async def ping(self) -> dict[str, Any]:

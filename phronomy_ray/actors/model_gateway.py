@@ -20,12 +20,12 @@ import os
 import threading
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from phronomy_ray.actors.answer_stream import AnswerStream, StreamGroup
 from phronomy_ray.actors.ray_calls import service_options
+from phronomy_ray.actors.tickets import CancelledTickets
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingPort, EmbeddingRequest
 from phronomy_ray.models.litellm_embeddings import LitellmEmbeddingPort
 from phronomy_ray.models.litellm_model import LitellmModel, import_litellm
@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 #: A stream that nobody has asked for so long is ended, in seconds.
 FORGOTTEN_AFTER_S = 60.0
-#: Cancelled tickets that are remembered for a call that has not arrived yet.
-MAX_REMEMBERED_CANCELS = 10_000
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class ModelGateway:
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         #: Ticket in force of each running ``call_id``.
         self._running: dict[str, str] = {}
-        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._cancelled = CancelledTickets()
         #: Streams that were not read to their end, by ticket, and when each that nobody waits for is forgotten.
         self._streams: dict[str, AnswerStream] = {}
         self._leases: dict[str, asyncio.TimerHandle] = {}
@@ -115,14 +113,12 @@ class ModelGateway:
 
     async def cancel(self, ticket: str) -> bool:
         """Cancel the call with this ticket, now or when it arrives; tells whether it was running."""
-        self._cancelled[ticket] = None
-        while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
-            self._cancelled.popitem(last=False)
         task = self._tasks.get(ticket)
-        if task is None:
-            return False
-        task.cancel()
-        return True
+        if task is not None:
+            task.cancel()
+            return True
+        self._cancelled.add(ticket)
+        return False
 
     async def info(self, model: str) -> ModelInfo:
         """Limits of a model."""
@@ -159,11 +155,10 @@ class ModelGateway:
             self._tasks[former].cancel()
         self._running[call_id] = ticket
         self._tasks[ticket] = task
-        if self._cancelled.pop(ticket, self) is None:
+        if self._cancelled.take(ticket):
             task.cancel()
 
     def _unregister(self, call_id: str, ticket: str) -> None:
         self._tasks.pop(ticket, None)
-        self._cancelled.pop(ticket, None)
         if self._running.get(call_id) == ticket:
             del self._running[call_id]
