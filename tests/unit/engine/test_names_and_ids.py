@@ -21,16 +21,22 @@ async def search(q: int) -> str:
 
 
 async def test_T05_an_unknown_name_is_answered_and_its_siblings_run(lab: Any, paired: Paired) -> None:
-    script = [calls(call("serch", {"q": 1}), call("search", {"q": 2})), final("done")]
+    batch = calls(call("serch", {"q": 1}), call("search", {"q": 2}), call("fly", {}))
+    script = [batch, final("done")]
     result = await lab.run(lab.engine(lab.define(script, search)))
     assert (result.status, result.output) == (ExecutionStatus.COMPLETED, "done")
     assert [row.status for row in lab.store.tool_calls("ex1")] == [
         ToolCallStatus.FAILED,
         ToolCallStatus.SUCCEEDED,
+        ToolCallStatus.FAILED,
     ]
     told = [message["content"] for message in lab.prompts()[-1] if message["role"] == "tool"]
-    assert "did you mean 'search'" in told[0]
-    assert told[1] == "found 2"
+    error = "Error (unknown_tool): there is no tool"
+    assert told == [
+        f"{error} 'serch'; did you mean 'search'? Available: search",
+        "found 2",
+        f"{error} 'fly'. Available: search",
+    ]
     paired(lab.prompts()[-1])
 
 
