@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from phronomy_ray.actors.answer_stream import StreamGroup
 from phronomy_ray.actors.model_gateway import ModelGateway, gateway_options
-from phronomy_ray.actors.ray_calls import first_line, live_actor, result_of
+from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor
 from phronomy_ray.clock import utc_now
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingRequest
 from phronomy_ray.errors import ErrorRecord, ModelError, PhronomyError, TransportError
@@ -224,22 +224,19 @@ class GatewayModel:
             _GatewayLostError: the gateway is lost.
             PhronomyError: what the gateway raised.
         """
-        task = asyncio.ensure_future(result_of(reference))
         try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=self._ping_interval_s)
-                if done:
-                    return task.result()
-                await asyncio.wait_for(result_of(handle.ping.remote()), self._ping_timeout_s)
+            return await answer_of(
+                handle,
+                reference,
+                ping_interval_s=self._ping_interval_s,
+                ping_timeout_s=self._ping_timeout_s,
+            )
         except RayTaskError as error:
             raise _unwrapped(error) from None
         except PhronomyError:
             raise
         except (RayActorError, TimeoutError) as error:
             raise _GatewayLostError(first_line(error)) from None
-        finally:
-            task.cancel()
-            task.add_done_callback(_retrieved)
 
 
 class _Search:
@@ -306,12 +303,6 @@ def _cancel(handle: Any, ticket: str) -> None:
             handle.cancel.remote(ticket)
         except RayActorError:
             pass  # a dead gateway has no upstream connection to close
-
-
-def _retrieved(task: asyncio.Future[Any]) -> None:
-    """Look at the outcome of a task that nobody waits for any more, so that asyncio does not report it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _cancelled_elsewhere() -> ModelError:

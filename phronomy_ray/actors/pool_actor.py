@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 import uuid
@@ -25,6 +26,7 @@ from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_news import Listeners, NewsList
 from phronomy_ray.tools.pool_wire import News, PoolBatch, WorkerSetup
 
+_LOG = logging.getLogger("phronomy_ray.pools")
 #: How often time is looked at, in seconds, while calls are here and while none are.
 TICK_S = 0.1
 IDLE_TICK_S = 1.0
@@ -49,8 +51,8 @@ class PoolActor:
         )
         self._fleet.connect(self._core)
         self._listeners = Listeners(time.monotonic)
-        self._up = asyncio.get_running_loop().create_task(self._fleet.clean_up())
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        self._up = asyncio.get_running_loop().create_task(self._come_up())
+        self._ticking = asyncio.get_running_loop().create_task(self._tick_for_ever())
 
     async def run(self, batch: PoolBatch, listener: str) -> NewsList | None:
         """Run a batch; returns its first news, and `news` the rest.
@@ -121,8 +123,29 @@ class PoolActor:
             "incarnation": self._incarnation,
         }
 
-    async def _tick(self) -> None:
+    async def ping(self) -> None:
+        """Sign of life."""
+
+    async def _come_up(self) -> None:
+        """Clean up; all calls wait for it."""
+        while True:
+            try:
+                return await self._fleet.clean_up()
+            except Exception:  # noqa: BLE001 - logged; without a clean start nothing here may run
+                _LOG.exception("pool %s cannot end what its former life has left; it tries again", self._name)
+                await asyncio.sleep(IDLE_TICK_S)
+
+    async def _tick_for_ever(self) -> None:
+        """Time goes on whatever one look at it meets with."""
         await self._up
+        while True:
+            try:
+                await self._tick()
+            except Exception:  # noqa: BLE001 - logged; timeouts must not end with it
+                _LOG.exception("pool %s: internal fault", self._name)
+                await asyncio.sleep(IDLE_TICK_S)
+
+    async def _tick(self) -> None:
         looked = reported = time.monotonic()
         gauges = PoolGauges(self._name)
         while True:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ray
-import tenacity
 from ray.exceptions import RayError
 
 from phronomy_ray.actors.pool_actor import PoolActor, pool_options
+from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor
 from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_news import NewsList
@@ -39,6 +39,9 @@ _LOG = logging.getLogger("phronomy_ray.pools")
 #: How long a lost pool is looked for before its calls are unknown, in seconds.
 PATIENCE_S = 90.0
 _RETRY_S = 0.1
+#: A question that is not answered for so long is accompanied by a ping, and how long the ping may take, in seconds.
+PING_INTERVAL_S = 10.0
+PING_TIMEOUT_S = 30.0
 
 
 class PoolRun(WorkerInputRestricted):
@@ -150,7 +153,7 @@ class PoolClient(WorkerInputRestricted):
             actor = await self._find()
             await actor.prepare.remote(setup)
         except (RayError, TimeoutError) as error:
-            _LOG.info("pool %s was not prepared: %s", self._pool, _first_line(error))
+            _LOG.info("pool %s was not prepared: %s", self._pool, first_line(error))
 
     async def run(self, batch: PoolBatch, run: PoolRun) -> None:
         """Hand in a batch and tell `run` of it until nothing of it runs any more."""
@@ -166,8 +169,8 @@ class PoolClient(WorkerInputRestricted):
         listener = uuid.uuid4().hex
         try:
             await self._listen(actor, listener, actor.run.remote(batch, listener), run)
-        except RayError as error:
-            _LOG.warning("pool %s was lost: %s", self._pool, _first_line(error))
+        except (RayError, TimeoutError) as error:
+            _LOG.warning("pool %s was lost: %s", self._pool, first_line(error))
             self._forget(actor)
         await self.follow(run)
 
@@ -183,8 +186,8 @@ class PoolClient(WorkerInputRestricted):
             try:
                 actor = await self._find()
                 listener = uuid.uuid4().hex
-                known: frozenset[CallKey] = await actor.attach.remote(
-                    run.agent_id, run.epoch, sorted(run.open), listener
+                known: frozenset[CallKey] = await _answer(
+                    actor, actor.attach.remote(run.agent_id, run.epoch, sorted(run.open), listener)
                 )
                 lost_at = None
                 if found is not None and not found.done():
@@ -200,7 +203,7 @@ class PoolClient(WorkerInputRestricted):
                     if found is not None and not found.done():
                         run.live.clear()
                         found.set_result(frozenset())
-                    run.lose(run.open, f"the pool cannot be reached: {_first_line(error)}")
+                    run.lose(run.open, f"the pool cannot be reached: {first_line(error)}")
                 await asyncio.sleep(_RETRY_S)
 
     async def stop(self, execution_id: str, grace_s: float) -> None:
@@ -209,7 +212,7 @@ class PoolClient(WorkerInputRestricted):
             actor = await self._find()
             await actor.stop.remote(execution_id, grace_s)
         except (RayError, TimeoutError) as error:
-            _LOG.info("pool %s could not be asked to stop: %s", self._pool, _first_line(error))
+            _LOG.info("pool %s could not be asked to stop: %s", self._pool, first_line(error))
 
     def acknowledge(self, keys: Sequence[CallKey]) -> None:
         """These outcomes are stored; the pool need not be told at any price, nor at once."""
@@ -228,11 +231,12 @@ class PoolClient(WorkerInputRestricted):
 
         Raises:
             RayError: the pool was lost.
+            TimeoutError: it is there and does not answer.
         """
         self._listening += 1
         try:
             while True:
-                group: NewsList | None = await told
+                group: NewsList | None = await _answer(actor, told)
                 if group is None:
                     return False
                 run.take(group.news)
@@ -259,26 +263,15 @@ class PoolClient(WorkerInputRestricted):
         if self._actor is None:
             async with self._lock:
                 if self._actor is None:
-                    retrying = tenacity.AsyncRetrying(
-                        retry=tenacity.retry_if_exception_type((RayError, ValueError)),
-                        stop=tenacity.stop_after_delay(PATIENCE_S),
-                        wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-                        reraise=True,
-                    )
                     try:
-                        self._actor = await retrying(self._create_and_ping)
-                    except (RayError, ValueError) as error:
+                        self._actor = await live_actor(
+                            self._create, patience_s=PATIENCE_S, ping_timeout_s=PATIENCE_S
+                        )
+                    except (RayError, ValueError, TimeoutError) as error:
                         raise TimeoutError(
-                            f"pool {self._pool!r} cannot be reached: {_first_line(error)}"
+                            f"pool {self._pool!r} cannot be reached: {first_line(error)}"
                         ) from error
         return self._actor
-
-    async def _create_and_ping(self) -> Any:
-        # Naming an actor asks the cluster's control service, which is a blocking call; and one that is just dying may still
-        # hold the name.
-        actor = await asyncio.to_thread(self._create)
-        await actor.running.remote("")
-        return actor
 
     def _create(self) -> Any:
         options = pool_options(self._pool, self._namespace)
@@ -289,5 +282,5 @@ class PoolClient(WorkerInputRestricted):
             self._actor = None
 
 
-def _first_line(error: BaseException) -> str:
-    return ": ".join((type(error).__name__, *str(error).splitlines()[:1]))
+async def _answer(actor: Any, reference: Any) -> Any:
+    return await answer_of(actor, reference, ping_interval_s=PING_INTERVAL_S, ping_timeout_s=PING_TIMEOUT_S)

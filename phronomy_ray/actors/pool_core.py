@@ -37,6 +37,8 @@ from phronomy_ray.tools.pool_wire import (
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: Starts of worker processes that may fail before a call that waits for one fails.
 MAX_FAILED_STARTS = 3
+#: How long a living worker may take to begin a call, beyond the time that the call itself may take, in seconds.
+MAX_UNBEGUN_S = 120.0
 #: Agents whose newest owner is remembered.
 MAX_KNOWN_OWNERS = 10_000
 
@@ -549,7 +551,10 @@ class PoolCore:
             return
         # a worker that is busy importing the agent's module answers; one whose interpreter a body holds does not
         is_over = now >= (call.sent_at if call.begun_at is None else call.begun_at) + limit_s
-        if is_over and call.begun_at is None and worker.probed_at is None:
+        is_hopeless = call.begun_at is None and now >= call.sent_at + limit_s + MAX_UNBEGUN_S
+        if is_hopeless:
+            self._give_up(call, item_of(pool_wire.gave_up(call.key, call.call.limit_s), ItemKind.GIVEN_UP))
+        elif is_over and call.begun_at is None and worker.probed_at is None:
             worker.probed_at = now
             self._fleet.probe(worker.view.worker_id)
         elif is_over and (

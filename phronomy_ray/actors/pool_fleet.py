@@ -29,7 +29,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phronomy_ray.actors.pool_core import PoolCore
-from phronomy_ray.actors.ray_calls import find_actor, pool_actor_name, runtime_env_text
+from phronomy_ray.actors.ray_calls import find_actor, first_line, pool_actor_name, runtime_env_text
 from phronomy_ray.actors.tool_worker import WORKER_CONCURRENCY, TaskHeader, ToolWorker, run_task
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
@@ -184,7 +184,9 @@ class RayFleet:
         calls, outbox.calls = outbox.calls, []
         outbox.is_waiting, outbox.sent_at = False, asyncio.get_running_loop().time()
         sources = {batch.source_key: batch.source for batch, _ in calls}
-        outbox.worker.run.remote(sources, [(batch.source_key, call.payload) for batch, call in calls])
+        outbox.worker.run.remote(
+            sources, [(call.key, batch.source_key, call.payload) for batch, call in calls]
+        )
 
     def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
         """See `pool_core.Fleet`."""
@@ -241,6 +243,9 @@ class RayFleet:
                 self.core.on_news(item for item in items if item is not last)
         except (RayError, ValueError, TimeoutError, StopAsyncIteration) as error:
             reason, code = ends or cause_of_death(error)
+        except Exception as error:  # noqa: BLE001 - logged; the calls of this worker must not wait for ever
+            _LOG.exception("pool: internal fault while worker %s lived", worker_id)
+            reason = f"the pool failed: {first_line(error)}"
         outbox = self._outboxes.pop(worker_id, None)
         self._ended.discard(worker_id)
         if outbox is not None:

@@ -106,6 +106,33 @@ async def result_of(reference: Awaitable[T]) -> T:
     return await reference
 
 
+async def answer_of(
+    handle: ActorHandle[Any], reference: Awaitable[T], *, ping_interval_s: float, ping_timeout_s: float
+) -> T:
+    """The answer of a call that may wait for long, as long as its actor answers a ping every `ping_interval_s` seconds.
+
+    Raises:
+        TimeoutError: it does not, for `ping_timeout_s` seconds: Ray never declares a stopped process dead.
+        RayError: as the call raises it.
+    """
+    task = asyncio.ensure_future(result_of(reference))
+    try:
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=ping_interval_s)
+            if done:
+                return task.result()
+            await asyncio.wait_for(result_of(handle.ping.remote()), ping_timeout_s)
+    finally:
+        task.cancel()
+        task.add_done_callback(_retrieved)
+
+
+def _retrieved(task: asyncio.Future[Any]) -> None:
+    """Look at the outcome of a task that nobody waits for any more, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def live_actor(
     create: Callable[[], ActorHandle[Any]], *, patience_s: float, ping_timeout_s: float
 ) -> ActorHandle[Any]:

@@ -193,6 +193,9 @@ class RayToolExecutor(WorkerInputRestricted):
     async def _follow(self, run: PoolRun, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
+        except Exception:
+            run.lose(run.open, "the way to the pool was lost by an internal fault")
+            raise
         finally:
             self._runs.pop(run, None)
 

@@ -66,23 +66,24 @@ class ToolWorker:
         yield []
         yield from self._calls.serve()
 
-    def run(self, sources: Mapping[str, bytes], payloads: Sequence[tuple[str, bytes]]) -> None:
+    def run(self, sources: Mapping[str, bytes], calls: Sequence[tuple[CallKey, str, bytes]]) -> None:
         """Begin calls; everything else comes as news.
 
         Args:
             sources: pickled `DefinitionSource` by key.
-            payloads: key of its source and pickled `ToolInvocation` of each call.
+            calls: of each its key, the key of its source and its pickled `ToolInvocation`.
         """
-        calls = []
-        for source_key, payload in payloads:
-            invocation = _invocation(payload)
+        loaded = []
+        for key, source_key, payload in calls:
             try:
-                calls.append((invocation, resolve_tool(_source(source_key, sources[source_key]), invocation)))
+                invocation = _invocation(payload)
+                source = _source(source_key, sources[source_key])
+                loaded.append((invocation, resolve_tool(source, invocation)))
             except Exception as error:  # noqa: BLE001 - the import of a user's module may raise anything
-                _LOG.warning("tool %s cannot be loaded", invocation.tool_name, exc_info=True)
-                self._calls.refuse(invocation, error)
-        if calls:
-            self._calls.submit(calls)
+                _LOG.warning("call %s, attempt %d, cannot be loaded", *key, exc_info=True)
+                self._calls.refuse(key, error)
+        if loaded:
+            self._calls.submit(loaded)
 
     def cancel(self, keys: Sequence[CallKey]) -> None:
         """Tell bodies that they should stop."""
@@ -112,7 +113,7 @@ def run_task(header: bytes, payload: bytes) -> PoolItem:
     try:
         bound = resolve_tool(_source(common.source_key, common.source), invocation)
     except Exception as error:  # noqa: BLE001 - as above
-        return item_of(unavailable(invocation, error, node))
+        return item_of(unavailable(invocation.key, error, node))
     pool = _pool(*common.pool)
 
     def tell(news: News) -> None:

@@ -97,9 +97,9 @@ class WorkerCalls:
         for body in bodies:
             self._threads.run(partial(self._run, body))
 
-    def refuse(self, invocation: ToolInvocation, error: Exception) -> None:
+    def refuse(self, key: CallKey, error: Exception) -> None:
         """Give a call the outcome that its code cannot be loaded here."""
-        self._news.put(_Ended(invocation.key, unavailable(invocation, error, self._node)))
+        self._news.put(_Ended(key, unavailable(key, error, self._node)))
 
     def cancel(self, keys: Iterable[CallKey]) -> None:
         """Tell the bodies that they should stop."""
@@ -229,13 +229,12 @@ class WorkerCalls:
         return None if nearest == float("inf") else max(0.0, nearest - time.monotonic())
 
 
-def unavailable(invocation: ToolInvocation, error: Exception, node: str) -> ToolOutcome:
+def unavailable(key: CallKey, error: Exception, node: str) -> ToolOutcome:
     """The outcome of a call whose code cannot be loaded."""
     record = redacted(ErrorRecord.from_exception(error))
     code = error.code if isinstance(error, PhronomyError) else "definition_unavailable"
     return ToolOutcome(
-        invocation.tool_call_id,
-        invocation.attempt,
+        *key,
         ToolCallStatus.FAILED,
         f"Error ({code}): the tool's code cannot be loaded on node {node}",
         error=ErrorRecord(

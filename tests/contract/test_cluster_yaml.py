@@ -278,12 +278,17 @@ def test_the_example_runs_as_a_job(job_server: dict[str, str], tmp_path: Path) -
     )  # without .venv and whatever else lies in ours, which Ray would look through
     for name in ("phronomy_ray", "examples"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    done = subprocess.run(
-        ["ray", "job", "submit", "--working-dir", str(checkout), "--", "python", EXAMPLE],
-        env=job_server,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    deadline = time.monotonic() + 90
+    while True:
+        done = subprocess.run(
+            ["ray", "job", "submit", "--working-dir", str(checkout), "--", "python", EXAMPLE],
+            env=job_server,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        # the server answers before the agent that starts jobs has joined it
+        if "No available agent" not in done.stderr or time.monotonic() > deadline:
+            break
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "succeeded" in done.stdout + done.stderr

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
-from phronomy_ray.actors.pool_core import PoolCore
+from phronomy_ray.actors.pool_core import MAX_UNBEGUN_S, PoolCore
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolOutcome
 from phronomy_ray.tools.pool_config import PoolConfig
@@ -324,6 +324,19 @@ async def test_a_body_that_holds_its_process_is_given_up_by_the_pool() -> None:
     pool.now = 17.0
     pool.core.tick()
     assert outcomes(listener) == {held: (ItemKind.GIVEN_UP, "timed_out")}
+
+
+async def test_a_call_that_a_living_worker_never_begins_is_given_up_in_the_end() -> None:
+    pool = Pool(PoolConfig(stuck_grace_s=2))
+    [lost], listener = pool.submit()
+    pool.ready()
+    while pool.now < 10 + 2 + MAX_UNBEGUN_S:
+        pool.core.tick()
+        pool.core.on_alive(pool.worker_of(lost))
+        assert outcomes(listener) == {}
+        pool.now += 1
+    pool.core.tick()
+    assert outcomes(listener) == {lost: (ItemKind.GIVEN_UP, "timed_out")}
 
 
 async def test_idle_workers_go_and_one_per_node_stays() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from phronomy_ray.actors.ray_calls import first_line, live_actor
+from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor
 
 
 class Handle:
@@ -50,6 +50,23 @@ async def test_a_ping_without_an_answer_is_not_waited_for_again() -> None:
     with pytest.raises(TimeoutError):
         await live_actor(create, patience_s=5, ping_timeout_s=0.01)
     assert len(asked) == 1
+
+
+async def test_an_answer_is_waited_for_as_long_as_its_actor_lives() -> None:
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(
+        answer_of(Handle("alive"), answer, ping_interval_s=0.001, ping_timeout_s=5)  # type: ignore[arg-type]
+    )
+    await asyncio.sleep(0.05)
+    assert not asking.done()
+    answer.set_result("late")
+    assert await asking == "late"
+
+
+async def test_an_answer_is_given_up_when_its_actor_says_nothing() -> None:
+    never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    with pytest.raises(TimeoutError):
+        await answer_of(Handle(None), never, ping_interval_s=0.001, ping_timeout_s=0.01)  # type: ignore[arg-type]
 
 
 def test_the_first_line_of_an_error() -> None:
