@@ -82,20 +82,6 @@ CRASHES = [
     Crash("ask", (("after_commit:admit", 1), ("after_commit:recover", 1))),
     Crash("act", (("after_commit:decision", 1), ("before_claim", 1))),
 ]
-#: Those at a commit, where it matters which database it is. The others kill between two commits, and run on SQLite; on both
-#: under the marker ``full``.
-ON_BOTH = [crash for crash in CRASHES if any("commit:" in point for point, _ in crash.points)]
-
-
-def cases() -> list[Any]:
-    """Every crash on every engine; those that an engine cannot change are left to one of them but under ``full``."""
-    found = []
-    for engine in ("sqlite", "postgres"):
-        for crash in CRASHES:
-            is_full = engine == "postgres" and crash not in ON_BOTH
-            marks = [pytest.mark.full] if is_full else []
-            found.append(pytest.param(engine, crash, id=f"{engine}-{crash}", marks=marks))
-    return found
 
 
 @dataclass
@@ -238,7 +224,7 @@ def runs_a_tool(pid: int) -> bool:
     return processes.command_line(pid).startswith("ray::_run_chunk")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def runs(request: pytest.FixtureRequest, shared: Session) -> Iterator[Runs]:
     """The undisturbed run and those of the selected tests, all started."""
     shared.connect()
@@ -259,7 +245,7 @@ def runs(request: pytest.FixtureRequest, shared: Session) -> Iterator[Runs]:
         bench.close()
 
 
-@pytest.mark.parametrize(("runs", "crash"), cases(), indirect=["runs"])
+@pytest.mark.parametrize("crash", CRASHES, ids=str)
 def test_a_crash_leaves_the_journal_of_an_undisturbed_run(runs: Runs, crash: Crash) -> None:
     run, calm = runs.of(crash), runs.of(UNDISTURBED)
     assert calm.recoveries == 0
