@@ -206,9 +206,14 @@ def test_a_node_that_joins_is_used_and_one_that_is_lost_is_forgotten(
     def bound() -> int:
         return int(ray.get(pool.metrics.remote(), timeout=PATIENCE_S)["max_workers"])
 
+    def sees_the_cluster() -> bool:
+        cpus = sum(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+        return bound() == max(2, round(2 * cpus))
+
+    effects.until(sees_the_cluster, "the pool to know of what earlier tests did to the cluster")
     before = bound()
     joined = cluster.node(bench.session.add_worker())
-    effects.until(lambda: bound() > before, "the pool to see the new node")
+    effects.until(lambda: bound() > before and sees_the_cluster(), "the pool to see the new node")
     gates = [new_id("gate") for _ in range(bound() - 1)]
     handle = agent.start(turn([("hold_never", {"gate": gate}) for gate in gates]))
     until_recorded(agent.agent_id, "hold_never", len(gates))

@@ -49,8 +49,8 @@ class Bench:
             for agent_id in agents:
                 kill_actor(agent_id)
             for agent_id in agents:
+                checks.check_processes_gone(store, agent_id)  # a dying one may still report late bodies
                 checks.check_agent(store, agent_id)
-                checks.check_processes_gone(store, agent_id)
         finally:
             store.close()
             for made in self._runtimes:
