@@ -42,6 +42,8 @@ _RETRY_S = 0.1
 #: A question that is not answered for so long is accompanied by a ping, and how long the ping may take, in seconds.
 PING_INTERVAL_S = 10.0
 PING_TIMEOUT_S = 30.0
+#: How long the pool may keep an outcome that is stored, in seconds.
+ACKNOWLEDGE_AFTER_S = 0.2
 
 
 class PoolRun(WorkerInputRestricted):
@@ -144,8 +146,7 @@ class PoolClient(WorkerInputRestricted):
         self._lock = asyncio.Lock()
         #: Outcomes that the pool may forget and has not been told of.
         self._stored: list[CallKey] = []
-        #: Runs whose news are asked for right now.
-        self._listening = 0
+        self._telling: asyncio.TimerHandle | None = None
 
     async def prepare(self, setup: WorkerSetup) -> None:
         """Have the pool and a worker ready; a failure shows when they are used."""
@@ -215,16 +216,22 @@ class PoolClient(WorkerInputRestricted):
             _LOG.info("pool %s could not be asked to stop: %s", self._pool, first_line(error))
 
     def acknowledge(self, keys: Sequence[CallKey]) -> None:
-        """These outcomes are stored; the pool need not be told at any price, nor at once."""
+        """These outcomes are stored. The pool hears of it with the next question for news, at the latest after
+        `ACKNOWLEDGE_AFTER_S`; it need not be told at any price.
+        """
         self._stored += keys
-        self._acknowledge_now()
+        if self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(ACKNOWLEDGE_AFTER_S, self.flush)
 
-    def _acknowledge_now(self) -> None:
-        """Tell the pool what is stored, unless it will be asked for news soon."""
-        if self._stored and not self._listening:
-            if self._actor is not None:
-                self._actor.acknowledge.remote(self._stored)
-            self._stored = []
+    def flush(self) -> None:
+        """Tell the pool now what is stored."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        keys, self._stored = self._stored, []
+        if keys and self._actor is not None:
+            self._actor.acknowledge.remote(keys)
 
     async def _listen(self, actor: Any, listener: str, told: Any, run: PoolRun) -> bool:
         """Tell `run` of the news in `told` and of all after it. False when the pool does not know the listener (any more).
@@ -233,19 +240,14 @@ class PoolClient(WorkerInputRestricted):
             RayError: the pool was lost.
             TimeoutError: it is there and does not answer.
         """
-        self._listening += 1
-        try:
-            while True:
-                group: NewsList | None = await _answer(actor, told)
-                if group is None:
-                    return False
-                run.take(group.news)
-                if group.is_over:
-                    return True
-                told = self._news(actor, listener)
-        finally:
-            self._listening -= 1
-            self._acknowledge_now()
+        while True:
+            group: NewsList | None = await _answer(actor, told)
+            if group is None:
+                return False
+            run.take(group.news)
+            if group.is_over:
+                return True
+            told = self._news(actor, listener)
 
     def _news(self, actor: Any, listener: str) -> Any:
         """Ask for news, and take along what there is to acknowledge."""

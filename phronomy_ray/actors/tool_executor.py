@@ -151,6 +151,8 @@ class RayToolExecutor(WorkerInputRestricted):
 
     def close(self) -> None:
         """See `tools.executor.ToolExecutor`."""
+        for client in self._clients.values():
+            client.flush()
         for task in self._tasks:
             task.cancel()
 

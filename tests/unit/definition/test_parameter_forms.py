@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from tool_runs import CONTEXT, run
 
 from phronomy_ray.definition.raw_schema import parameters_from_schema
 from phronomy_ray.definition.schema import ArgumentError, Parameters
@@ -16,24 +17,9 @@ from phronomy_ray.definition.tool import Tool, tool
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.tool_calls import ToolContext
 
-CONTEXT = ToolContext("a", "ex", "tc", "key", 1)
-
 
 def order_of_mapping(arguments: dict[str, Any]) -> Any:
     return arguments
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
-
-
-def run(made: Tool, raw: str) -> Any:
-    parameters = made.spec.parameters
-    return plain(made.body(parameters.bind(parameters.decode(raw), CONTEXT)))
 
 
 class Node(BaseModel):

@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from tool_runs import CONTEXT, run
 
 from phronomy_ray.definition.schema import MAX_ECHO_CHARS, ArgumentError
 from phronomy_ray.definition.tool import Tool, tool
 from phronomy_ray.errors import ConfigurationError
-from phronomy_ray.tool_calls import ToolContext
-
-CONTEXT = ToolContext("a", "ex", "tc", "key", 1)
 
 
 class Place(BaseModel):
@@ -98,19 +96,6 @@ FORMS: dict[str, Any] = {
 
 
 forms = pytest.mark.parametrize("made", FORMS.values(), ids=FORMS)
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
-
-
-def run(made: Tool, raw: str) -> Any:
-    parameters = made.spec.parameters
-    return plain(made.body(parameters.bind(parameters.decode(raw), CONTEXT)))
 
 
 DEFAULTS = {
