@@ -7,7 +7,6 @@ starts it anew, it ends what its former life has left running, and knows of no c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -15,10 +14,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import RayError
-
 from phronomy_ray.actors.pool_core import PoolCore
-from phronomy_ray.actors.pool_fleet import NODES_EVERY_S, RayFleet
+from phronomy_ray.actors.pool_fleet import RayFleet
 from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name, service_options
 from phronomy_ray.actors.ray_metrics import PoolGauges
 from phronomy_ray.tool_calls import CallKey
@@ -152,11 +149,8 @@ class PoolActor:
             await asyncio.sleep(IDLE_TICK_S if self._core.is_idle else TICK_S)
             self._core.tick()
             self._listeners.forget_silent()
-            if time.monotonic() - looked >= NODES_EVERY_S:
-                with contextlib.suppress(
-                    RayError, OSError, RuntimeError
-                ):  # the control service is away; asked again
-                    await self._fleet.look_at_nodes()
+            if time.monotonic() - looked >= self._fleet.nodes_every_s:
+                await self._fleet.refresh_nodes()
                 looked = time.monotonic()
             if time.monotonic() - reported >= REPORT_EVERY_S:
                 gauges.update(self._core.metrics(), self._core.metrics_of)

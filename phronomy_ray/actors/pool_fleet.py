@@ -8,6 +8,7 @@ was restarted removes the groups of its former life first, and Ray ends what run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import pickle
@@ -38,8 +39,9 @@ from phronomy_ray.tools.pool_wire import OUT_OF_MEMORY, PoolBatch, PoolCall, Wor
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: Logical memory of one worker's placement group.
 SHARE_BYTES = 1024 * 1024
-#: How often the cluster's nodes are read, in seconds.
+#: How often the cluster's nodes are read, in seconds, and how often while workers start.
 NODES_EVERY_S = 5.0
+STARTING_NODES_EVERY_S = 1.0
 #: How long a worker may take to come up, in seconds.
 START_TIMEOUT_S = 60.0
 #: How long a start that failed is waited after, in seconds.
@@ -78,6 +80,8 @@ class RayFleet:
         self._cpus = 1.0
         self._outboxes: dict[str, _Outbox] = {}
         self._slots: dict[str, int] = {}
+        #: Node and time limit of each worker that has not come up yet.
+        self._starts: dict[str, tuple[str, asyncio.Timeout]] = {}
         self._tasks: dict[CallKey, Any] = {}
         #: Why a task is about to end itself.
         self._last_words: dict[CallKey, tuple[str, str]] = {}
@@ -131,13 +135,27 @@ class RayFleet:
                 _LOG.warning("pool: removing %s of a former life", entry["name"])
                 remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
 
+    @property
+    def nodes_every_s(self) -> float:
+        """How long what is known of the nodes may be relied on, in seconds."""
+        return STARTING_NODES_EVERY_S if self._starts else NODES_EVERY_S
+
+    async def refresh_nodes(self) -> None:
+        """`look_at_nodes`, unless the control service is away; it is asked again later."""
+        with contextlib.suppress(RayError, OSError, RuntimeError):
+            await self.look_at_nodes()
+
     async def look_at_nodes(self) -> None:
-        """Learn which nodes there are."""
+        """Learn which nodes there are; a worker that is to start on one that is lost is given up, Ray would wait for ever."""
         nodes: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
         alive = [node for node in nodes if node["Alive"]]
         with_cpus = [node for node in alive if node["Resources"].get("CPU", 0) > 0]
         self._nodes = [node["NodeID"] for node in with_cpus or alive]
         self._cpus = sum(node["Resources"].get("CPU", 0) for node in alive)
+        known = {node["NodeID"] for node in alive}
+        for node, limit in self._starts.values():
+            if node and node not in known:
+                limit.reschedule(asyncio.get_running_loop().time())
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -225,9 +243,11 @@ class RayFleet:
             group, worker = await asyncio.to_thread(self._create, worker_id, setup, node)
             self._outboxes[worker_id] = _Outbox(worker)
             news = worker.news.options(num_returns="streaming").remote()
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(START_TIMEOUT_S) as limit:
+                self._starts[worker_id] = node, limit
                 await (await anext(news))
             was_ready = True
+            self._starts.pop(worker_id, None)
             if worker_id in self._ended:
                 ray.kill(worker, no_restart=True)
             else:
@@ -246,12 +266,14 @@ class RayFleet:
         except Exception as error:  # noqa: BLE001 - logged; the calls of this worker must not wait for ever
             _LOG.exception("pool: internal fault while worker %s lived", worker_id)
             reason = f"the pool failed: {first_line(error)}"
+        self._starts.pop(worker_id, None)
         outbox = self._outboxes.pop(worker_id, None)
         self._ended.discard(worker_id)
         if outbox is not None:
             ray.kill(outbox.worker, no_restart=True)
         if not was_ready:
             await asyncio.sleep(START_RETRY_S)
+        await self.refresh_nodes()  # its node may be gone, and its calls are placed anew
         try:
             self.core.on_gone(worker_id, reason, code=code)
         finally:
