@@ -76,7 +76,7 @@ _BY_SQLSTATE: dict[str, _Meaning] = {
     "28": _Meaning(ConfigurationError, "the database refused the credentials"),
     "3D": _Meaning(ConfigurationError, "there is no such database"),
     "40": _Meaning(
-        StoreUnavailableError, "the database rolled the transaction back (deadlock or serialization)", True
+        StoreUnavailableError, "the database rolled the transaction back (deadlock or serialization)"
     ),
     "40003": _Meaning(
         StoreUnavailableError, "the database does not know how the statement ended", False, True
@@ -158,6 +158,16 @@ def is_locked(error: BaseException) -> bool:
     return code is not None and code & 0xFF in SQLITE_LOCKED_CODES
 
 
+def is_contended(error: BaseException) -> bool:
+    """Whether the database undid this transaction in favour of another one (deadlock, serialization): `translate`
+    made `error`, nothing was written, and a repetition after a pause can succeed.
+    """
+    if not isinstance(error, StoreUnavailableError):
+        return False
+    state = str(error.details.get("sqlstate", ""))
+    return state.startswith("40") and state != "40003"
+
+
 def _meaning(error: exc.DBAPIError, stage: Stage) -> _Meaning:
     state = _sqlstate(error.orig)
     if state:
@@ -199,4 +209,4 @@ def _sqlite_code(original: BaseException | None) -> int | None:
     return code if isinstance(code, int) else None
 
 
-__all__ = ["Failure", "Stage", "is_locked", "translate"]
+__all__ = ["Failure", "Stage", "is_contended", "is_locked", "translate"]

@@ -2,7 +2,9 @@
 
 A unit of work is a function of a connection that can be called twice: when the connection turns out to be dead (the
 server closes idle ones during a long model call) and ``COMMIT`` had not been sent, nothing was written, so the work runs
-once more on a fresh connection. Once ``COMMIT`` has been sent there is no second try here: the caller settles it.
+once more on a fresh connection. Once ``COMMIT`` has been sent there is no second try here: the caller settles it. What
+the database undid in favour of another transaction is repeated after a pause of random length: without one, two units
+that lock the same rows in opposite order can undo each other again and again.
 
 An engine never crosses a fork or a pickle; the child process makes its own.
 """
@@ -21,11 +23,14 @@ from sqlalchemy import Connection, Engine
 
 from phronomy_ray.errors import CommitOutcomeUnknownError, PhronomyError
 from phronomy_ray.store.batches import end_batches
-from phronomy_ray.store.driver_errors import Stage, is_locked, translate
+from phronomy_ray.store.driver_errors import Stage, is_contended, is_locked, translate
 from phronomy_ray.store.engines import StoreOptions, make_engine, reading, writing
 from phronomy_ray.store.locations import Location
 
 T = TypeVar("T")
+
+#: Times that a unit of work is run when the database undoes it in favour of others.
+_CONTENDED_TRIES = 6
 
 
 class Transactions:
@@ -68,6 +73,19 @@ class Transactions:
             engine.dispose()
 
     def _run(self, work: Callable[[Connection], T], *, write: bool, repeat_unknown: bool = False) -> T:
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_contended),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            stop=tenacity.stop_after_attempt(_CONTENDED_TRIES),
+            reraise=True,
+        ):
+            with attempt:
+                return self._on_living_connection(work, write=write, repeat_unknown=repeat_unknown)
+        raise AssertionError("tenacity ends with a result or an error")
+
+    def _on_living_connection(
+        self, work: Callable[[Connection], T], *, write: bool, repeat_unknown: bool
+    ) -> T:
         may_repeat = True
         while True:
             attempt = _Attempt()

@@ -19,7 +19,7 @@ from phronomy_ray.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from phronomy_ray.store.driver_errors import Stage, is_locked, translate
+from phronomy_ray.store.driver_errors import Stage, is_contended, is_locked, translate
 
 
 def postgres(sqlstate: str | None, *, cls: Any = exc.OperationalError, lost: bool = False) -> exc.DBAPIError:
@@ -49,8 +49,8 @@ def meaning(error: BaseException, stage: Stage) -> tuple[type[Exception], bool]:
         ("57P01", StoreUnavailableError, True),
         ("08006", StoreUnavailableError, True),
         ("25P03", StoreUnavailableError, True),
-        ("40P01", StoreUnavailableError, True),
-        ("40001", StoreUnavailableError, True),
+        ("40P01", StoreUnavailableError, False),
+        ("40001", StoreUnavailableError, False),
         ("55P03", StoreUnavailableError, False),
         ("57014", StoreUnavailableError, False),
         ("53300", StoreUnavailableError, False),
@@ -77,7 +77,7 @@ def test_postgresql_at_commit_is_unknown(sqlstate: str | None) -> None:
 @pytest.mark.parametrize(
     ("sqlstate", "expected", "repeat"),
     [
-        ("40001", StoreUnavailableError, True),
+        ("40001", StoreUnavailableError, False),
         ("23505", ConflictError, False),
         ("53100", StoreUnavailableError, False),
     ],
@@ -90,6 +90,24 @@ def test_postgresql_that_answered_no_at_commit_is_known(
 
 def test_broken_connection_at_commit_is_unknown_whatever_the_code() -> None:
     assert meaning(postgres("40001", lost=True), Stage.COMMIT) == (CommitOutcomeUnknownError, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "stage", "contended"),
+    [
+        (postgres("40P01"), Stage.WORK, True),
+        (postgres("40001"), Stage.COMMIT, True),
+        (postgres("40003"), Stage.WORK, False),
+        (postgres("40001", lost=True), Stage.COMMIT, False),
+        (postgres("57P01"), Stage.WORK, False),
+        (postgres(None), Stage.WORK, False),
+    ],
+)
+def test_only_what_was_surely_undone_for_another_is_contended(
+    error: exc.DBAPIError, stage: Stage, contended: bool
+) -> None:
+    failure = translate(error, stage=stage, identity="postgresql://host/db")
+    assert failure is not None and is_contended(failure.error) is contended
 
 
 def test_nothing_is_repeated_while_connecting() -> None:

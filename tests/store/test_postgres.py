@@ -306,6 +306,28 @@ class TestLimits:
                 future.result(timeout=30)
         assert [root.epoch for root in store.list_agents()] == [2, 2]
 
+    @pytest.mark.parametrize("state", ["40P01", "40001"])
+    def test_what_the_server_undid_for_others_is_repeated_some_times(
+        self, postgres_database: Any, state: str
+    ) -> None:
+        store = postgres_database.open()
+        runs = itertools.count(1)
+
+        def undone(times: int) -> Any:
+            def work(connection: Any) -> int:
+                run = next(runs)
+                if run <= times:
+                    connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION SQLSTATE '{state}'; END $$")
+                return run
+
+            return work
+
+        assert store._transactions.write(undone(4)) == 5
+        runs = itertools.count(1)
+        with pytest.raises(StoreUnavailableError, match="rolled the transaction back"):
+            store._transactions.write(undone(1_000))
+        assert next(runs) == 7
+
     def test_unique_position_is_the_last_line_of_defence(self, postgres_database: Any) -> None:
         owner = owned(postgres_database.open())
         postgres_database.sql(INSERT_RECORD.format(position=1))
