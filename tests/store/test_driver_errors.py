@@ -107,7 +107,8 @@ def test_only_what_was_surely_undone_for_another_is_contended(
     error: exc.DBAPIError, stage: Stage, contended: bool
 ) -> None:
     failure = translate(error, stage=stage, identity="postgresql://host/db")
-    assert failure is not None and is_contended(failure.error) is contended
+    assert failure is not None
+    assert is_contended(failure.error) is contended
 
 
 def test_nothing_is_repeated_while_connecting() -> None:
