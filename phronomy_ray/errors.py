@@ -330,7 +330,7 @@ class FilterError(PhronomyError):
 
 
 class HookError(PhronomyError):
-    """A before_llm_input hook failed."""
+    """A before_llm_input hook failed, or user code that prepares a turn did not return in time."""
 
     default_code = "hook_failed"
 

@@ -50,7 +50,9 @@ START_RETRY_S = 0.5
 CLEAN_UP_TIMEOUT_S = 15.0
 #: Tasks that may be handed to Ray per CPU: one runs, the others save the way back and forth in between.
 TASKS_PER_CPU = 3
+#: Headers and functions that are kept ready; there are as many as agents and sets of Ray options.
 MAX_HEADERS = 1_000
+MAX_FUNCTIONS = 1_000
 #: Least time between two messages of calls to one worker for each call that it has, and at most, in seconds.
 SEND_PER_CALL_S = 0.001
 MAX_SEND_S = 0.02
@@ -318,6 +320,8 @@ class RayFleet:
         shape = json.dumps(options, sort_keys=True, default=str)
         function = self._functions.get(shape)
         if function is None:
+            if len(self._functions) >= MAX_FUNCTIONS:
+                self._functions.clear()
             function = self._functions[shape] = run_task.options(**options)
         reference = function.remote(self._header(batch), call.payload)
         self._tasks[call.key] = reference

@@ -39,6 +39,8 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 RETRY_WAIT_S = 5.0
 #: How much longer than the grace time the end of stopped calls is waited for, in seconds.
 STOP_MARGIN_S = 10.0
+#: Outcomes of which it is remembered whom to tell that they are stored; the pool forgets the others by itself, later.
+MAX_UNACKNOWLEDGED = 10_000
 
 
 class RayToolExecutor(WorkerInputRestricted):
@@ -177,6 +179,8 @@ class RayToolExecutor(WorkerInputRestricted):
 
         def on_outcome(outcome: ToolOutcome) -> None:
             self._unacknowledged[outcome.key] = client
+            if len(self._unacknowledged) > MAX_UNACKNOWLEDGED:
+                del self._unacknowledged[next(iter(self._unacknowledged))]
             sink(outcome)
 
         run = PoolRun(
@@ -274,7 +278,7 @@ def _report_late(sink: Sink, execution_id: str, key: CallKey, outcome: ToolOutco
     sink(ToolLate(*key, execution_id, status, ended_at or timestamp()))
 
 
-async def _until_all(runs: Sequence[PoolRun], condition: Any, timeout_s: float) -> None:
+async def _until_all(runs: Sequence[PoolRun], condition: Callable[[PoolRun], bool], timeout_s: float) -> None:
     async def one(run: PoolRun) -> None:
         while not condition(run):
             run.changed.clear()

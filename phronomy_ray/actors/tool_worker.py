@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import ray
@@ -41,8 +40,11 @@ LAST_WORDS_S = 0.1
 #: How long a task that ends itself waits for the pool to hear of it, in seconds.
 LAST_CALL_S = 2.0
 
-#: Sources that this process has read, by key.
+#: Sources that this process has read, by key, and how many it remembers.
 _SOURCES: dict[str, DefinitionSource] = {}
+MAX_SOURCES = 1_000
+#: Handles of pools' actors by name and namespace.
+_POOLS: dict[tuple[str, str], Any] = {}
 
 
 class ToolWorker:
@@ -167,9 +169,12 @@ class _Tasks:
 _TASKS = _Tasks()
 
 
-@cache
 def _pool(name: str, namespace: str) -> Any:
-    return find_actor(name, namespace)
+    """The pool's actor; ``None`` when there is none now, which may be another time."""
+    found = _POOLS.get((name, namespace)) or find_actor(name, namespace)
+    if found is not None:
+        _POOLS[name, namespace] = found
+    return found
 
 
 def use_path(setup: WorkerSetup) -> None:
@@ -182,6 +187,8 @@ def _source(source_key: str, data: bytes) -> DefinitionSource:
     """An agent's source, read once per process: a class that travels by value is made anew each time it is read."""
     source = _SOURCES.get(source_key)
     if source is None:
+        if len(_SOURCES) >= MAX_SOURCES:
+            del _SOURCES[next(iter(_SOURCES))]
         source = _SOURCES[source_key] = pickle.loads(data)  # noqa: S301 - written by the agent's actor
     return source
 

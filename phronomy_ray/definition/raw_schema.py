@@ -172,6 +172,7 @@ def _check_references(schema: dict[str, Any], wrong: Callable[[str], Configurati
     """Every reference is inside `schema` and leads somewhere; every pattern is one."""
     waiting: list[Any] = [schema]
     seen: set[int] = set()
+    fine: set[int] = set()
     while waiting:
         for item in schema_walk.subschemas(waiting.pop()):
             if id(item) in seen:
@@ -192,20 +193,28 @@ def _check_references(schema: dict[str, Any], wrong: Callable[[str], Configurati
                     re.compile(pattern or "")
                 except re.error as error:
                     raise wrong(f"pattern {pattern!r} is not a regular expression: {error}") from None
-            if _is_endless(item, schema, []):
+            if _is_endless(item, schema, set(), fine):
                 raise wrong("the schema refers to itself without an object or list in between")
 
 
-def _is_endless(item: Any, root: dict[str, Any], above: list[int]) -> bool:
-    """Whether reading one value by `item` would never end: it applies itself to the very same value."""
-    if not isinstance(item, dict):
+def _is_endless(item: Any, root: dict[str, Any], above: set[int], fine: set[int]) -> bool:
+    """Whether reading one value by `item` would never end: it applies itself to the very same value.
+
+    `above` holds the schemas that are being looked at, and `fine` those that were: each is looked at once.
+    """
+    if not isinstance(item, dict) or id(item) in fine:
         return False
     if id(item) in above:
         return True
     applied = [part for key in ("allOf", "anyOf", "oneOf") for part in item.get(key, ())]
     applied += [item[key] for key in ("not", "if", "then", "else") if key in item]
     applied += [schema_walk.lookup(item[key], root) for key in _REFERENCES if isinstance(item.get(key), str)]
-    return any(_is_endless(part, root, [*above, id(item)]) for part in applied)
+    above.add(id(item))
+    if any(_is_endless(part, root, above, fine) for part in applied):
+        return True
+    above.remove(id(item))
+    fine.add(id(item))
+    return False
 
 
 def _check_values(schema: dict[str, Any], wrong: Callable[[str], ConfigurationError]) -> None:

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, Self, overload
 
 from phronomy_ray.definition.callables import is_async_callable, own_docstring, plain_name, target_of
 from phronomy_ray.definition.parameters import compile_parameters
+from phronomy_ray.definition.pool_names import DEFAULT_POOL
 from phronomy_ray.definition.tool_names import check_tool_name, derive_tool_name, is_tool_name, snake_case
 from phronomy_ray.definition.tool_options import (
     ExecutionMode,
@@ -38,7 +39,6 @@ from phronomy_ray.definition.tool_options import (
     is_whole,
 )
 from phronomy_ray.definition.tool_spec import (
-    DEFAULT_POOL,
     DEFAULT_TIMEOUT_S,
     OPTION_DEFAULTS,
     ApprovalFacts,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from phronomy_ray.approvals import ApprovalEvaluationRequest
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
 from phronomy_ray.definition.callables import takes
 from phronomy_ray.definition.filters import callables_of
+from phronomy_ray.definition.pool_names import DEFAULT_POOL, POOL_NAME_RULE, is_pool_name
 from phronomy_ray.definition.schema import Parameters
 from phronomy_ray.definition.tool_names import check_tool_name
 from phronomy_ray.definition.tool_options import (
@@ -33,10 +33,8 @@ from phronomy_ray.definition.tool_options import (
 from phronomy_ray.errors import ConfigurationError, SerializationError
 
 DEFAULT_TIMEOUT_S = 60.0
-DEFAULT_POOL = "default"
 #: How alike a class attribute must be to an option to be taken for a misspelt one.
 _MISSPELT = 0.9
-_POOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 #: Whether a human must agree to a call, by what is known of it.
 ApprovalRule: TypeAlias = Callable[[ApprovalEvaluationRequest], "bool | Awaitable[bool]"]
@@ -262,9 +260,7 @@ def _check(spec: ToolSpec) -> None:
     limit = spec.max_result_chars
     valid = limit is None or (is_whole(limit) and limit > 0)
     check("max_result_chars", valid, "a positive number of characters or None")
-    pool: object = spec.pool
-    valid = isinstance(pool, str) and _POOL_NAME.fullmatch(pool) is not None
-    check("pool", valid, "1 to 64 letters, digits, '_', '.' or '-'")
+    check("pool", is_pool_name(spec.pool), POOL_NAME_RULE)
     version: object = spec.version
     check("version", isinstance(version, str) and bool(version), "non-empty text")
     if spec.ray_options is not None and spec.execution_mode is ExecutionMode.COOPERATIVE:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed, ToolAssembly
 from phronomy_ray.assembly.binding import Binding
@@ -14,7 +15,8 @@ from phronomy_ray.assembly.sources import SourceReference, sources_of
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.definition.tool_source import Offer
-from phronomy_ray.errors import PhronomyError
+from phronomy_ray.errors import DefinitionUnavailableError, HookError, PhronomyError
+from phronomy_ray.tools.off_loop import off_loop
 
 _LOG = logging.getLogger("phronomy_ray.engine")
 
@@ -37,7 +39,10 @@ class TurnTools:
             offers = await self._offers(turn, events)
         except PhronomyError as error:
             return AssemblyFailed(error, tuple(events))
-        assembled = await asyncio.get_running_loop().run_in_executor(None, self._assemble, turn, offers)
+        try:
+            assembled: Assembled | AssemblyFailed = await self._off_loop(self._assemble, turn, offers)
+        except TimeoutError:
+            return AssemblyFailed(HookError(self._too_slow, code="hook_timeout"), tuple(events))
         return replace(assembled, events=(*events, *assembled.events)) if events else assembled
 
     async def _offers(self, turn: Turn, events: list[CapabilityEvent]) -> list[Offer]:
@@ -78,12 +83,27 @@ class TurnTools:
             read_content: gives a kept text by its hash.
 
         Raises:
-            DefinitionUnavailableError: the registries cannot be had in this process.
+            DefinitionUnavailableError: the registries cannot be had in this process, or not in time.
         """
         if binding is None:
             return None
         contents = {digest: await read_content(digest) for _, digest in binding.offers}
-        return await asyncio.get_running_loop().run_in_executor(None, self._rebind, binding, contents)
+        try:
+            tools: ToolSet = await self._off_loop(self._rebind, binding, contents)
+        except TimeoutError:
+            raise DefinitionUnavailableError(self._too_slow) from None
+        return tools
+
+    async def _off_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        limit = self._definition.hook_timeout_s
+        return await off_loop(function, *arguments, timeout_s=limit, name="phronomy-tool-assembly")
+
+    @property
+    def _too_slow(self) -> str:
+        return (
+            f"the tools of agent {self._agent_id!r} were not assembled within {self._definition.hook_timeout_s:g} s "
+            "(hook_timeout_s): a registry function, a factory or a predicate does not return"
+        )
 
     def _rebind(self, binding: Binding, contents: dict[str, str]) -> ToolSet:
         rebound = self._assembly().rebind(binding, contents)

@@ -1,14 +1,13 @@
 """The user's code around a turn: input filters, instructions and the assembly of tools, ``before_llm_input`` hooks, output filters.
 
-Everything runs off the agent's loop (async instructions excepted: they are awaited on it) and ends in one kernel input, or in
-none when the execution was cancelled meanwhile: its end is on the way then.
+Everything runs off the agent's loop, within a time limit, and ends in one kernel input, or in none when the execution was
+cancelled meanwhile: its end is on the way then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -126,9 +125,17 @@ class UserCode:
         instructions = self._definition.instructions
         if isinstance(instructions, str):
             return instructions
-        found = await asyncio.get_running_loop().run_in_executor(None, _call, instructions, value)
-        if inspect.isawaitable(found):
-            found = await found
+        limit = self._definition.hook_timeout_s
+        try:
+            found = await off_loop(
+                call_here, instructions, value, timeout_s=limit, name="phronomy-instructions"
+            )
+        except TimeoutError:
+            raise HookError(
+                f"the instructions function did not return within {limit:g} s",
+                code="hook_timeout",
+                details={"hook": "instructions"},
+            ) from None
         if not isinstance(found, str):
             raise ConfigurationError(f"instructions must give text, not {type(found).__name__}")
         return found
@@ -237,14 +244,6 @@ class UserCode:
                 code="filter_timeout",
                 details={"site": context.site.value},
             ) from None
-
-
-def _call(function: Callable[[Any], Any], value: Any) -> Any:
-    """Call the user's function on a thread. A future cannot carry `StopIteration`; it comes out as `RuntimeError`."""
-    try:
-        return function(value)
-    except StopIteration as error:
-        raise RuntimeError("the instructions function raised StopIteration") from error
 
 
 def _is_block(error: BaseException) -> bool:

@@ -10,11 +10,12 @@ from typing import Any
 
 from phronomy_ray.actors.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
+from phronomy_ray.definition.pool_names import check_pool_name
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.faults import FAULTS_ENV
 from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.store.content_codec import ENV_CONTENT_KEY
-from phronomy_ray.tools.pool_config import PoolConfig, check_pool_config, check_pool_name
+from phronomy_ray.tools.pool_config import PoolConfig, check_pool_config
 
 ADDRESS_ENV = "PHRONOMY_RAY_ADDRESS"
 NAMESPACE_ENV = "PHRONOMY_NAMESPACE"

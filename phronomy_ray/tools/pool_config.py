@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from dataclasses import dataclass, fields
 
 from phronomy_ray.errors import ConfigurationError
-
-DEFAULT_POOL = "default"
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class WhenFull(enum.StrEnum):
@@ -100,17 +96,6 @@ def _when_full(value: object) -> WhenFull:
         return WhenFull(str(value))
     except ValueError:
         raise ConfigurationError(f"pool option when_full must be 'reject' or 'wait', not {value!r}") from None
-
-
-def check_pool_name(name: object) -> str:
-    """`name` if it can name a pool.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
-    if isinstance(name, str) and _NAME.fullmatch(name):
-        return name
-    raise ConfigurationError(f"pool name {name!r} is not allowed: 1 to 64 letters, digits, '_', '.' or '-'")
 
 
 def check_pool_config(value: object) -> PoolConfig:

@@ -30,6 +30,18 @@ class Node(BaseModel):
 # --- pydantic models ----------------------------------------------------------------------------------------
 
 
+def test_references_that_share_their_targets_are_looked_at_once() -> None:
+    steps = {f"s{n}": {"anyOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/s0"}},
+        "required": ["a"],
+        "$defs": {**steps, "s60": {}},
+    }
+    made = tool(parameters=schema)(of_a)
+    assert made.spec.parameters.bind({"a": 1}, None)
+
+
 def test_a_model_that_contains_itself() -> None:
     @tool(parameters=Node)
     def walk(node: Node) -> str:

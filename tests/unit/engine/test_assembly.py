@@ -116,6 +116,14 @@ async def test_an_agent_uses_the_registry_of_the_runtime_unless_it_names_its_own
     assert [lab.store.tool_calls(turn)[0].result for turn in ("ex1", "ex2")] == ["theirs 0", "ours 0"]
 
 
+async def test_a_predicate_that_never_returns_is_given_up(lab: Any) -> None:
+    given = sources(Provider("search", "web", availability=lambda: lab.release.wait(60)), web=says("google"))
+    result = await lab.run(lab.engine(searching(lab, given, hook_timeout_s=0.2)))
+    assert result.error is not None
+    assert (result.error.type, result.error.code) == ("HookError", "hook_timeout")
+    assert "predicate" in result.error.message
+
+
 FAILURES = [
     (sources(), CapabilityUnavailable, ["capability_failed"]),
     (

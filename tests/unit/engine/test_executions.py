@@ -155,10 +155,28 @@ async def test_instructions_that_raise_end_the_execution_only(
     result = await lab.run(engine, "go")
     assert result.status is ExecutionStatus.FAILED
     assert result.error is not None
-    assert type(raised).__name__ in result.error.type
+    assert type(raised).__name__ in f"{result.error.type}: {result.error.message}"
     assert lab.prompts() == []
     assert (await lab.run(engine, "hi", id="ex2")).output == "fine"
     assert len(lab.prompts()[-1]) == 2, "the lost question is not shown"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_instructions_that_never_return_are_given_up(lab: Any, is_async: bool) -> None:
+    def plain(given: Any) -> str:
+        if given == "go":
+            lab.release.wait(60)
+        return "Be brief."
+
+    async def later(given: Any) -> str:
+        return plain(given)
+
+    function = staticmethod(later if is_async else plain)
+    engine = lab.engine(lab.define([final("fine")], instructions=function, hook_timeout_s=0.2))
+    result = await lab.run(engine, "go")
+    assert result.error is not None
+    assert (result.error.type, result.error.code) == ("HookError", "hook_timeout")
+    assert (await lab.run(engine, "hi", id="ex2")).output == "fine"
 
 
 async def test_instructions_that_are_no_text_are_a_typed_end(lab: Any) -> None:

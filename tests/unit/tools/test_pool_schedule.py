@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from phronomy_ray.definition.pool_names import check_pool_name
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.tool_calls import CallKey
-from phronomy_ray.tools.pool_config import PoolConfig, WhenFull, check_pool_name
+from phronomy_ray.tools.pool_config import PoolConfig, WhenFull
 from phronomy_ray.tools.pool_schedule import CLAIM_S, Admission, Kind, PoolSchedule
 
 
