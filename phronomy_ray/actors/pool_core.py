@@ -7,27 +7,32 @@ ends with exactly one outcome, and holds its share of the pool until nothing of 
 from __future__ import annotations
 
 import asyncio
-import enum
 import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from phronomy_ray.tool_calls import CallKey, ToolOutcome
 from phronomy_ray.tools import pool_wire
 from phronomy_ray.tools.kept_outcomes import KeptOutcomes
 from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_entries import (
+    CallState,
+    Overdue,
+    PoolEntry,
+    WorkerEntry,
+    overdue,
+    unused_workers,
+)
 from phronomy_ray.tools.pool_metrics import PoolMetrics
 from phronomy_ray.tools.pool_news import Subscription
 from phronomy_ray.tools.pool_placement import Placeable, Placer, WorkerView
+from phronomy_ray.tools.pool_processes import Fleet
 from phronomy_ray.tools.pool_schedule import Admission, Kind, PoolSchedule
 from phronomy_ray.tools.pool_wire import (
     ItemKind,
     News,
     PoolBatch,
-    PoolCall,
     PoolItem,
     StartedCalls,
     WorkerSetup,
@@ -37,108 +42,8 @@ from phronomy_ray.tools.pool_wire import (
 _LOG = logging.getLogger("phronomy_ray.pools")
 #: Starts of worker processes that may fail before a call that waits for one fails.
 MAX_FAILED_STARTS = 3
-#: How long a living worker may take to begin a call, beyond the time that the call itself may take, in seconds.
-MAX_UNBEGUN_S = 120.0
 #: Agents whose newest owner is remembered.
 MAX_KNOWN_OWNERS = 10_000
-
-
-class Fleet(Protocol):
-    """Worker processes and tasks. Every method returns at once; what happens comes back through the core's ``on_...``."""
-
-    @property
-    def nodes(self) -> Sequence[str]:
-        """Nodes where workers may be started, the best first."""
-        ...
-
-    @property
-    def max_workers(self) -> int:
-        """Bound on worker processes."""
-        ...
-
-    @property
-    def max_tasks(self) -> int:
-        """Bound on tasks at once."""
-        ...
-
-    def start(self, worker_id: str, setup: WorkerSetup, node: str) -> None:
-        """Start a worker process."""
-        ...
-
-    def send(self, worker_id: str, calls: Sequence[tuple[PoolBatch, PoolCall]]) -> None:
-        """Have a ready worker run calls."""
-        ...
-
-    def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
-        """Tell bodies in a worker that they should stop."""
-        ...
-
-    def probe(self, worker_id: str) -> None:
-        """Ask a worker for a sign of life."""
-        ...
-
-    def end(self, worker_id: str) -> None:
-        """Kill a worker process."""
-        ...
-
-    def run_task(self, batch: PoolBatch, call: PoolCall) -> None:
-        """Run one call as a task of its own."""
-        ...
-
-    def end_task(self, key: CallKey) -> None:
-        """Kill a task's process."""
-        ...
-
-
-class _State(enum.Enum):
-    #: Waits for a share.
-    QUEUED = "queued"
-    #: Has a share, waits for its worker.
-    PLACED = "placed"
-    #: Handed to a process.
-    SENT = "sent"
-    #: Its outcome is given, and its body still runs, which it should not.
-    GIVEN_UP = "given_up"
-    #: Its outcome is given, and its body still runs, as it is meant to.
-    GOES_ON = "goes_on"
-
-
-_REPORTED = (_State.GIVEN_UP, _State.GOES_ON)
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    call: PoolCall
-    batch: PoolBatch
-    submitted_at: float
-    listener: Subscription
-    state: _State = _State.QUEUED
-    worker_id: str = ""
-    sent_at: float = 0.0
-    #: When its body began, seen from here.
-    begun_at: float | None = None
-    begun: StartedCalls | None = None
-    failed_starts: int = 0
-
-    @property
-    def key(self) -> CallKey:
-        return self.call.key
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.THREAD if self.call.task_options is None else Kind.TASK
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    view: WorkerView
-    #: Calls in it, by key: placed, sent, given up and going on.
-    calls: dict[CallKey, _Call] = field(default_factory=dict)
-    given_up: int = 0
-    #: When it was asked for a sign of life that it has not given yet.
-    probed_at: float | None = None
-    #: Since when nothing but given-up bodies runs in it, or nothing at all.
-    unused_since: float = 0.0
 
 
 class PoolCore:
@@ -158,8 +63,8 @@ class PoolCore:
         self._fleet = fleet
         self._clock = clock
         self._schedule = PoolSchedule(config)
-        self._calls: dict[CallKey, _Call] = {}
-        self._workers: dict[str, _Worker] = {}
+        self._calls: dict[CallKey, PoolEntry] = {}
+        self._workers: dict[str, WorkerEntry] = {}
         self._kept = KeptOutcomes(config)
         self._held: list[CallKey] = []
         self._setups: dict[str, WorkerSetup] = {}
@@ -185,7 +90,7 @@ class PoolCore:
             return
         key = batch.setup.key()
         self._setups.setdefault(key, batch.setup)
-        calls = [_Call(call, batch, now, listener) for call in fresh]
+        calls = [PoolEntry(call, batch, now, listener) for call in fresh]
         self._calls.update({call.key: call for call in calls})
         listener.open.update(call.key for call in calls)
         admission = self._schedule.submit(batch.agent_id, [(call.key, call.kind) for call in calls], now=now)
@@ -227,21 +132,21 @@ class PoolCore:
         """
         self.cancel(execution_id)
 
-        def live() -> list[_Call]:
-            return [call for call in self._of(execution_id) if call.state not in _REPORTED]
+        def live() -> list[PoolEntry]:
+            return [call for call in self._of(execution_id) if not call.has_outcome]
 
         await self._until(lambda: not live(), grace_s)
         left = live()
         for worker_id in {call.worker_id for call in left if call.worker_id}:
             worker = self._workers[worker_id]
             if all(
-                call.batch.execution_id == execution_id or call.state is _State.GIVEN_UP
+                call.batch.execution_id == execution_id or call.state is CallState.GIVEN_UP
                 for call in worker.calls.values()
             ):
                 self._fleet.end(worker_id)
             reason = "the body did not stop within the grace time"
             for call in left:
-                if call.worker_id == worker_id and call.state is _State.SENT:
+                if call.worker_id == worker_id and call.state is CallState.SENT:
                     self._give_up(call, item_of(self._unknown(call, reason), ItemKind.GIVEN_UP))
         await self._until(lambda: not live(), None)
 
@@ -274,7 +179,7 @@ class PoolCore:
             return
         worker.view.is_ready = True
         worker.unused_since = self._clock()
-        self._send(worker, [call for call in worker.calls.values() if call.state is _State.PLACED])
+        self._send(worker, [call for call in worker.calls.values() if call.state is CallState.PLACED])
 
     def on_gone(self, worker_id: str, reason: str, *, code: str = "worker_died") -> None:
         """A worker process has died, or could not be started."""
@@ -282,14 +187,14 @@ class PoolCore:
         if worker is None:
             return
         for call in list(worker.calls.values()):
-            if call.state is _State.PLACED:
+            if call.state is CallState.PLACED:
                 call.worker_id = ""
                 call.failed_starts += 1
                 if call.failed_starts < MAX_FAILED_STARTS:
                     self._held.append(call.key)
                 else:
                     self._settle(call, item_of(pool_wire.pool_unavailable(call.key, reason)))
-            elif call.state in _REPORTED:
+            elif call.has_outcome:
                 self._settle(call, PoolItem(ItemKind.ENDED, call.key))
             else:
                 self._settle(call, item_of(self._unknown(call, reason, code)))
@@ -306,12 +211,12 @@ class PoolCore:
             if call is None or not isinstance(item, PoolItem):
                 continue
             if item.kind is ItemKind.PROGRESS:
-                if call.state not in _REPORTED:
+                if not call.has_outcome:
                     call.listener.tell(item)
             elif item.kind in (ItemKind.GIVEN_UP, ItemKind.GOES_ON):
-                if call.state not in _REPORTED:
+                if not call.has_outcome:
                     self._give_up(call, item)
-            elif call.state in _REPORTED:
+            elif call.has_outcome:
                 self._settle(call, item._replace(kind=ItemKind.LATE))
             else:
                 self._settle(call, item)
@@ -328,7 +233,7 @@ class PoolCore:
         call = self._calls.get(key)
         if call is None:
             return
-        if call.state in _REPORTED:
+        if call.has_outcome:
             self._settle(call, PoolItem(ItemKind.ENDED, key))
         else:
             self._settle(call, item_of(self._unknown(call, reason, code)))
@@ -339,27 +244,17 @@ class PoolCore:
         now = self._clock()
         self._reject(self._schedule.expire(now=now), waited=True)
         for call in list(self._calls.values()):
-            if call.state is _State.SENT:
+            if call.state is CallState.SENT:
                 self._watch(call, now)
-        per_node: dict[str, int] = {}
-        for worker in self._workers.values():
-            per_node[worker.view.node] = per_node.get(worker.view.node, 0) + 1
-        for worker_id, worker in list(self._workers.items()):
-            unused_s = now - worker.unused_since
-            goes_on = any(call.state is _State.GOES_ON for call in worker.calls.values())
-            if not worker.view.is_ready or worker.view.load or goes_on:
-                continue
-            if worker.given_up:
-                if unused_s >= self._config.stuck_grace_s:
-                    _LOG.warning(
-                        "pool %s: worker %s is ended: bodies in it do not end", self._name, worker_id
-                    )
-                    worker.unused_since = now
-                    self._fleet.end(worker_id)
-            elif unused_s >= self._config.idle_worker_s and per_node[worker.view.node] > 1:
-                per_node[worker.view.node] -= 1
-                del self._workers[worker_id]
-                self._fleet.end(worker_id)
+        stuck, idle = unused_workers(self._workers.values(), self._config, now=now)
+        for worker in stuck:
+            worker_id = worker.view.worker_id
+            _LOG.warning("pool %s: worker %s is ended: bodies in it do not end", self._name, worker_id)
+            worker.unused_since = now
+            self._fleet.end(worker_id)
+        for worker in idle:
+            del self._workers[worker.view.worker_id]
+            self._fleet.end(worker.view.worker_id)
         self._kept.expire(now=now)
         self._pump()
 
@@ -375,7 +270,7 @@ class PoolCore:
 
     def metrics(self) -> dict[str, object]:
         """Gauges, counters and histograms as JSON."""
-        given_up = sum(call.state is _State.GIVEN_UP for call in self._calls.values())
+        given_up = sum(call.state is CallState.GIVEN_UP for call in self._calls.values())
         return {
             "pool": self._name,
             "running": self._schedule.running - given_up,
@@ -402,21 +297,21 @@ class PoolCore:
         if not granted and not self._held:
             return
         held, self._held = self._held, []
-        waiting: list[_Call] = []
+        waiting: list[PoolEntry] = []
         for key in (*held, *granted):
             call = self._calls.get(key)
             if call is None:
                 continue
-            call.state = _State.PLACED
+            call.state = CallState.PLACED
             if call.kind is Kind.TASK:
-                call.state, call.sent_at = _State.SENT, now
+                call.state, call.sent_at = CallState.SENT, now
                 self._fleet.run_task(call.batch, call.call)
             else:
                 waiting.append(call)
         if waiting:
             self._place(waiting)
 
-    def _place(self, waiting: list[_Call]) -> None:
+    def _place(self, waiting: list[PoolEntry]) -> None:
         placer = Placer(
             (worker.view for worker in self._workers.values()),
             max_workers=self._fleet.max_workers,
@@ -445,13 +340,13 @@ class PoolCore:
         self._held.extend(placement.held)
 
     def _start(self, view: WorkerView) -> None:
-        self._workers[view.worker_id] = _Worker(view, unused_since=self._clock())
+        self._workers[view.worker_id] = WorkerEntry(view, unused_since=self._clock())
         self._fleet.start(view.worker_id, self._setups[view.environment], view.node)
 
-    def _send(self, worker: _Worker, calls: Sequence[_Call]) -> None:
+    def _send(self, worker: WorkerEntry, calls: Sequence[PoolEntry]) -> None:
         now = self._clock()
         for call in calls:
-            call.state, call.sent_at = _State.SENT, now
+            call.state, call.sent_at = CallState.SENT, now
         if calls:
             self._fleet.send(worker.view.worker_id, [(call.batch, call.call) for call in calls])
 
@@ -483,11 +378,11 @@ class PoolCore:
         for listener, keys in listeners.values():
             listener.tell(started._replace(keys=tuple(keys)))
 
-    def _give_up(self, call: _Call, item: PoolItem) -> None:
+    def _give_up(self, call: PoolEntry, item: PoolItem) -> None:
         """The call has its outcome, and its body goes on."""
         now = self._clock()
         goes_on = item.kind is ItemKind.GOES_ON
-        call.state = _State.GOES_ON if goes_on else _State.GIVEN_UP
+        call.state = CallState.GOES_ON if goes_on else CallState.GIVEN_UP
         worker = self._workers.get(call.worker_id)
         if worker is not None:
             worker.given_up += not goes_on
@@ -499,7 +394,7 @@ class PoolCore:
         call.listener.tell(item)
         self._notify()
 
-    def _settle(self, call: _Call, item: PoolItem) -> None:
+    def _settle(self, call: PoolEntry, item: PoolItem) -> None:
         """Nothing of the call runs any more."""
         now = self._clock()
         del self._calls[call.key]
@@ -507,10 +402,10 @@ class PoolCore:
         worker = self._workers.get(call.worker_id)
         if worker is not None:
             worker.calls.pop(call.key, None)
-            if call.state is _State.GIVEN_UP:
+            if call.state is CallState.GIVEN_UP:
                 worker.given_up -= 1
                 worker.view.is_draining = worker.given_up > 0
-            elif call.state is not _State.GOES_ON:
+            elif call.state is not CallState.GOES_ON:
                 worker.view.remove(call.call.lane)
             worker.unused_since = now
         if item.kind is ItemKind.OUTCOME:
@@ -530,39 +425,30 @@ class PoolCore:
     def _take_back(self, keys: Sequence[CallKey]) -> None:
         """Calls that no process has got: they have not begun."""
         taken = set(self._schedule.withdraw(keys))
-        taken |= {key for key in keys if self._calls[key].state is _State.PLACED}
+        taken |= {key for key in keys if self._calls[key].state is CallState.PLACED}
         self._held = [key for key in self._held if key not in taken]
         for key in keys:
             if key in taken:
                 self._settle(self._calls[key], item_of(pool_wire.not_performed(key)))
 
-    def _watch(self, call: _Call, now: float) -> None:
+    def _watch(self, call: PoolEntry, now: float) -> None:
         """Give up a body that is over its time while its process does not say so."""
-        limit_s = call.call.limit_s + self._config.stuck_grace_s
-        if call.kind is Kind.TASK:
-            if call.begun_at is not None and now >= call.begun_at + call.call.limit_s:
+        worker = self._workers.get(call.worker_id)
+        limit_s = call.call.limit_s
+        match overdue(call, worker, grace_s=self._config.stuck_grace_s, now=now):
+            case Overdue.PROBE:
+                if worker is not None:
+                    worker.probed_at = now
+                    self._fleet.probe(call.worker_id)
+            case Overdue.GIVE_UP:
+                self._give_up(call, item_of(pool_wire.gave_up(call.key, limit_s), ItemKind.GIVEN_UP))
+            case Overdue.KILL:
                 started = call.begun.at if call.begun else ""
-                outcome = pool_wire.timed_out(call.key, call.call.limit_s, started=started)
+                outcome = pool_wire.timed_out(call.key, limit_s, started=started)
                 self._give_up(call, item_of(outcome, ItemKind.GIVEN_UP))
                 self._fleet.end_task(call.key)
-            return
-        worker = self._workers.get(call.worker_id)
-        if worker is None:
-            return
-        # a worker that is busy importing the agent's module answers; one whose interpreter a body holds does not
-        is_over = now >= (call.sent_at if call.begun_at is None else call.begun_at) + limit_s
-        is_hopeless = call.begun_at is None and now >= call.sent_at + limit_s + MAX_UNBEGUN_S
-        if is_hopeless:
-            self._give_up(call, item_of(pool_wire.gave_up(call.key, call.call.limit_s), ItemKind.GIVEN_UP))
-        elif is_over and call.begun_at is None and worker.probed_at is None:
-            worker.probed_at = now
-            self._fleet.probe(worker.view.worker_id)
-        elif is_over and (
-            call.begun_at is not None
-            or (worker.probed_at is not None and now >= worker.probed_at + self._config.stuck_grace_s)
-        ):
-            outcome = pool_wire.gave_up(call.key, call.call.limit_s)
-            self._give_up(call, item_of(outcome, ItemKind.GIVEN_UP))
+            case Overdue.NOTHING:
+                pass
 
     # --- inside: small things ----------------------------------------------------------------------------------
 
@@ -574,11 +460,11 @@ class PoolCore:
             self._epochs.popitem(last=False)
         return epoch >= newest
 
-    def _of(self, execution_id: str) -> list[_Call]:
+    def _of(self, execution_id: str) -> list[PoolEntry]:
         return [call for call in self._calls.values() if call.batch.execution_id == execution_id]
 
     @staticmethod
-    def _unknown(call: _Call, reason: str, code: str = "outcome_unknown") -> ToolOutcome:
+    def _unknown(call: PoolEntry, reason: str, code: str = "outcome_unknown") -> ToolOutcome:
         begun = call.begun
         return pool_wire.unknown(
             call.key,

@@ -70,7 +70,7 @@ class _Outbox:
 
 
 class RayFleet:
-    """See `pool_core.Fleet`."""
+    """See `tools.pool_processes.Fleet`."""
 
     def __init__(self, pool: str, config: PoolConfig, namespace: str) -> None:
         self._namespace = namespace
@@ -161,29 +161,29 @@ class RayFleet:
 
     @property
     def nodes(self) -> Sequence[str]:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         return self._nodes
 
     @property
     def max_workers(self) -> int:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         return self._config.max_workers or max(2, round(2 * self._cpus))
 
     @property
     def max_tasks(self) -> int:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         return max(MIN_TASKS, round(TASKS_PER_CPU * self._cpus))
 
     # --- workers -----------------------------------------------------------------------------------------------
 
     def start(self, worker_id: str, setup: WorkerSetup, node: str) -> None:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         taken = set(self._slots.values())
         self._slots[worker_id] = next(number for number in range(len(taken) + 1) if number not in taken)
         self._spawn(self._live(worker_id, setup, node))
 
     def send(self, worker_id: str, calls: Sequence[tuple[PoolBatch, PoolCall]]) -> None:
-        """See `pool_core.Fleet`. Each worker is sent to at a distance: a message costs much more than a call in it."""
+        """See `tools.pool_processes.Fleet`. Each worker is sent to at a distance: a message costs much more than a call in it."""
         outbox = self._outboxes[worker_id]
         outbox.calls += calls
         if outbox.is_waiting:
@@ -209,18 +209,18 @@ class RayFleet:
         )
 
     def cancel(self, worker_id: str, keys: Sequence[CallKey]) -> None:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         outbox = self._outboxes.get(worker_id)
         if outbox is not None:
             self._send_out(worker_id)  # bodies that have not arrived cannot be told to stop
             outbox.worker.cancel.remote(keys)
 
     def probe(self, worker_id: str) -> None:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         self._spawn(self._probe(worker_id))
 
     def end(self, worker_id: str) -> None:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         self._ended.add(worker_id)
         outbox = self._outboxes.get(worker_id)
         if outbox is not None:
@@ -315,7 +315,7 @@ class RayFleet:
     # --- tasks -------------------------------------------------------------------------------------------------
 
     def run_task(self, batch: PoolBatch, call: PoolCall) -> None:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         options = {**(call.task_options or {}), **self._environment(batch.setup)}
         shape = json.dumps(options, sort_keys=True, default=str)
         function = self._functions.get(shape)
@@ -348,7 +348,7 @@ class RayFleet:
         self._last_words[key] = (f"the process that ran the tool was ended for its memory: {reason}", code)
 
     def end_task(self, key: CallKey) -> None:
-        """See `pool_core.Fleet`."""
+        """See `tools.pool_processes.Fleet`."""
         reference = self._tasks.get(key)
         if reference is not None:
             ray.cancel(reference, force=True)

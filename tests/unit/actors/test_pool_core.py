@@ -6,10 +6,11 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
-from phronomy_ray.actors.pool_core import MAX_UNBEGUN_S, PoolCore
+from phronomy_ray.actors.pool_core import PoolCore
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolOutcome
 from phronomy_ray.tools.pool_config import PoolConfig
+from phronomy_ray.tools.pool_entries import MAX_UNBEGUN_S
 from phronomy_ray.tools.pool_news import Subscription
 from phronomy_ray.tools.pool_placement import Lane
 from phronomy_ray.tools.pool_wire import (
