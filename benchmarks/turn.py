@@ -123,7 +123,7 @@ def in_process(store: FreshStore) -> Iterator[Conversation]:
     from phronomy_ray.engine.engine import AgentEngine, EngineParts
     from phronomy_ray.ids import new_execution_id
     from phronomy_ray.store.sql_store import open_store
-    from phronomy_ray.tools.executor import LocalToolExecutor
+    from phronomy_ray.tools.local_executor import LocalToolExecutor
 
     definition = OneToolAgent.definition()
     loop = asyncio.new_event_loop()

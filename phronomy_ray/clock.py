@@ -25,6 +25,11 @@ class SystemClock:
         return utc_now()
 
 
+def timestamp() -> str:
+    """Now, ISO 8601 UTC, from the machine's clock."""
+    return utc_now().isoformat()
+
+
 def utc_now() -> datetime:
     """The present time of the machine's clock, aware, UTC."""
     return datetime.now(UTC)  # noqa: TID251 - here, so that nobody else has to

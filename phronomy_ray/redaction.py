@@ -11,6 +11,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from phronomy_ray.canonical_json import clean_text, to_json_value
+from phronomy_ray.errors import ErrorRecord, SerializationError
+
 REDACTED = "[REDACTED]"
 #: Exact secrets shorter than this are not searched for: they would blank ordinary words.
 MIN_SECRET_CHARS = 4
@@ -147,6 +150,29 @@ def environment_secrets(environment: Mapping[str, str]) -> frozenset[str]:
 
 def _normal(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def redact_error(record: ErrorRecord, secrets: Iterable[str] = ()) -> ErrorRecord:
+    """`record` as it can be stored and shown: plain JSON, legal text, without the `secrets` and what looks like one."""
+    secrets = tuple(secrets)
+
+    def clean(text: str) -> str:
+        return redact_text(clean_text(text), secrets)
+
+    details = record.details
+    if details is not None:
+        try:
+            details = redact_json(to_json_value(details), secrets)
+        except SerializationError as error:
+            details = {"details_lost": error.message}
+    return ErrorRecord(
+        clean(record.type),
+        clean(record.code),
+        clean(record.message),
+        tuple(redact_error(cause, secrets) for cause in record.causes),
+        clean(record.traceback),
+        details,
+    )
 
 
 def _redact(value: Any, names: frozenset[str], depth: int) -> Any:

@@ -35,7 +35,7 @@ def in_process(
     from phronomy_ray.engine.engine import AgentEngine, EngineParts
     from phronomy_ray.ids import new_execution_id
     from phronomy_ray.store.sql_store import open_store
-    from phronomy_ray.tools.executor import LocalToolExecutor
+    from phronomy_ray.tools.local_executor import LocalToolExecutor
 
     definition = agent_class.definition()
     agent_id = f"engine-{next(_NUMBERS)}"

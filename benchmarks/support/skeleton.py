@@ -20,7 +20,7 @@ from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.models.port import ModelAnswer, ModelRequest
 from phronomy_ray.store.sql_store import open_store
-from phronomy_ray.tools.executor import LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 from support.batch_agents import GatewayBatchAgent
 from support.batch_scripts import BatchModel, Work
 

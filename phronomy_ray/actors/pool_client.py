@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from phronomy_ray.actors.pool_actor import PoolActor, pool_options
 from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor
 from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
+from phronomy_ray.tools.outcomes import not_performed, unknown
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_news import NewsList
 from phronomy_ray.tools.pool_wire import (
@@ -28,10 +29,8 @@ from phronomy_ray.tools.pool_wire import (
     PoolItem,
     StartedCalls,
     WorkerSetup,
-    not_performed,
     outcome_of,
     progress_of,
-    unknown,
 )
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from phronomy_ray.tool_calls import CallKey, ToolOutcome
-from phronomy_ray.tools import pool_wire
+from phronomy_ray.tools import outcomes
 from phronomy_ray.tools.kept_outcomes import KeptOutcomes
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_entries import (
@@ -83,7 +83,7 @@ class PoolCore:
         now = self._clock()
         if not self._is_owner(batch.agent_id, batch.epoch):
             for call in batch.calls:
-                listener.tell(item_of(pool_wire.not_performed(call.key)))
+                listener.tell(item_of(outcomes.not_performed(call.key)))
             return
         fresh = [call for call in batch.calls if not self._relate(call.key, listener)]
         if not fresh:
@@ -193,7 +193,7 @@ class PoolCore:
                 if call.failed_starts < MAX_FAILED_STARTS:
                     self._held.append(call.key)
                 else:
-                    self._settle(call, item_of(pool_wire.pool_unavailable(call.key, reason)))
+                    self._settle(call, item_of(outcomes.pool_unavailable(call.key, reason)))
             elif call.has_outcome:
                 self._settle(call, PoolItem(ItemKind.ENDED, call.key))
             else:
@@ -419,7 +419,7 @@ class PoolCore:
         running, queued = self._schedule.running, self._schedule.queued
         self.metrics_of.rejected += len(keys)
         for key in keys:
-            outcome = pool_wire.rejected(key, pool=self._name, running=running, queued=queued, waited=waited)
+            outcome = outcomes.rejected(key, pool=self._name, running=running, queued=queued, waited=waited)
             self._settle(self._calls[key], item_of(outcome))
 
     def _take_back(self, keys: Sequence[CallKey]) -> None:
@@ -429,7 +429,7 @@ class PoolCore:
         self._held = [key for key in self._held if key not in taken]
         for key in keys:
             if key in taken:
-                self._settle(self._calls[key], item_of(pool_wire.not_performed(key)))
+                self._settle(self._calls[key], item_of(outcomes.not_performed(key)))
 
     def _watch(self, call: PoolEntry, now: float) -> None:
         """Give up a body that is over its time while its process does not say so."""
@@ -441,10 +441,10 @@ class PoolCore:
                     worker.probed_at = now
                     self._fleet.probe(call.worker_id)
             case Overdue.GIVE_UP:
-                self._give_up(call, item_of(pool_wire.gave_up(call.key, limit_s), ItemKind.GIVEN_UP))
+                self._give_up(call, item_of(outcomes.gave_up(call.key, limit_s), ItemKind.GIVEN_UP))
             case Overdue.KILL:
                 started = call.begun.at if call.begun else ""
-                outcome = pool_wire.timed_out(call.key, limit_s, started=started)
+                outcome = outcomes.timed_out(call.key, limit_s, started=started, was_killed=True)
                 self._give_up(call, item_of(outcome, ItemKind.GIVEN_UP))
                 self._fleet.end_task(call.key)
             case Overdue.NOTHING:
@@ -466,7 +466,7 @@ class PoolCore:
     @staticmethod
     def _unknown(call: PoolEntry, reason: str, code: str = "outcome_unknown") -> ToolOutcome:
         begun = call.begun
-        return pool_wire.unknown(
+        return outcomes.unknown(
             call.key,
             reason,
             code=code,

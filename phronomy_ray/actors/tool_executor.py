@@ -16,6 +16,7 @@ from typing import Any
 from phronomy_ray.actors.pool_client import PoolClient, PoolRun
 from phronomy_ray.actors.ray_calls import node_id, pickle_by_value, runtime_env_text
 from phronomy_ray.actors.wiring import DefinitionSource
+from phronomy_ray.clock import timestamp
 from phronomy_ray.definition.agent import BoundTool
 from phronomy_ray.definition.tool_options import ExecutionMode, RayOptions, Replay
 from phronomy_ray.definition.tool_spec import ToolSpec
@@ -28,8 +29,9 @@ from phronomy_ray.tool_calls import (
     ToolStarted,
 )
 from phronomy_ray.tool_environment import ToolEnvironment
-from phronomy_ray.tools.envelope import missing_tool, timestamp
-from phronomy_ray.tools.executor import CooperativeRuns, Sink
+from phronomy_ray.tools.cooperative import CooperativeRuns
+from phronomy_ray.tools.executor import Sink
+from phronomy_ray.tools.outcomes import missing_tool
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_placement import Lane
 from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, StartedCalls, WorkerSetup
@@ -85,7 +87,7 @@ class RayToolExecutor(WorkerInputRestricted):
         for invocation in invocations:
             bound = tools.get(invocation.tool_name)
             if bound is None:
-                sink(missing_tool(invocation))
+                sink(missing_tool(invocation.key, invocation.tool_name))
             elif not _is_pooled(bound):
                 self._cooperative.start(invocation, bound, sink)
                 self.on_loop_work()

@@ -16,9 +16,10 @@ from ray.exceptions import RayError
 
 from phronomy_ray.actors.memory_watch import MemoryWatch
 from phronomy_ray.actors.ray_calls import find_actor, node_id
+from phronomy_ray.clock import timestamp
 from phronomy_ray.definition.source import DefinitionSource
 from phronomy_ray.tool_calls import CallKey, ToolInvocation
-from phronomy_ray.tools.envelope import run_sync, timestamp
+from phronomy_ray.tools.envelope import run_sync
 from phronomy_ray.tools.pool_wire import (
     OUT_OF_MEMORY,
     News,

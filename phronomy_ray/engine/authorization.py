@@ -36,7 +36,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.kernel.effects import Authorize
 from phronomy_ray.kernel.inputs import Authorized
-from phronomy_ray.tools.envelope import redacted
+from phronomy_ray.redaction import redact_error
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class Authorizer(WorkerInputRestricted):
             error: Exception = raised
             if isinstance(raised, TimeoutError) and monotonic() >= deadline - _CLOCK_STEP_S:
                 error = WaitTimeoutError(f"user code did not authorise the call within {timeout_s:g} s")
-        record = redacted(ErrorRecord.from_exception(error))
+        record = redact_error(ErrorRecord.from_exception(error))
         return CallAuthorization(request.tool_call_id, error=record)
 
     def close(self) -> None:

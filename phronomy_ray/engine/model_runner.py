@@ -13,8 +13,7 @@ from phronomy_ray.kernel.inputs import ModelAnswered, ModelFailed, ModelStopped
 from phronomy_ray.messages import Role
 from phronomy_ray.models.assembly import with_unique_ids
 from phronomy_ray.models.port import ModelAnswer, ModelPort, StreamReset, TextDelta
-from phronomy_ray.redaction import SECRET_SETTINGS, redact_json, secret_values
-from phronomy_ray.tools.envelope import redacted
+from phronomy_ray.redaction import SECRET_SETTINGS, redact_error, redact_json, secret_values
 
 
 async def run_model_call(
@@ -53,7 +52,7 @@ async def run_model_call(
         ):
             return ModelStopped(request.call_id)
         attempts = error.details.pop("attempts", []) if isinstance(error, PhronomyError) else []
-        record = redacted(ErrorRecord.from_exception(error), secrets)
+        record = redact_error(ErrorRecord.from_exception(error), secrets)
         return ModelFailed(request.call_id, record, redact_json(list(attempts), secrets))
 
 
@@ -69,7 +68,7 @@ def _checked(answer: ModelAnswer, call_id: str, secrets: frozenset[str]) -> Mode
     if calls != message.tool_calls:
         message = replace(message, tool_calls=calls)
     attempts = tuple(
-        attempt if attempt.error is None else replace(attempt, error=redacted(attempt.error, secrets))
+        attempt if attempt.error is None else replace(attempt, error=redact_error(attempt.error, secrets))
         for attempt in answer.attempts
     )
     return replace(answer, message=message, attempts=attempts)

@@ -46,8 +46,7 @@ from phronomy_ray.kernel.ending import TURN_TIMEOUT
 from phronomy_ray.kernel.inputs import Cancel, Env, Expire, Input, Recover, ToolOutcomes, ToolsLate
 from phronomy_ray.kernel.machine import step
 from phronomy_ray.kernel.state import AgentState, Execution, pending_approvals
-from phronomy_ray.redaction import redact_text
-from phronomy_ray.tools.envelope import redacted
+from phronomy_ray.redaction import redact_error, redact_text
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.engine")
@@ -340,7 +339,7 @@ class SingleWriter(WorkerInputRestricted):
 
     def _error_payload(self) -> dict[str, Any]:
         error = self._halted or PhronomyError("stopped")
-        return {"error": redacted(ErrorRecord.from_exception(error)).to_wire()}
+        return {"error": redact_error(ErrorRecord.from_exception(error)).to_wire()}
 
     async def _perform(self, effect: Effect) -> None:
         match effect:

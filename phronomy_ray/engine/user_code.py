@@ -41,8 +41,7 @@ from phronomy_ray.kernel.inputs import (
     Prepared,
 )
 from phronomy_ray.messages import Message
-from phronomy_ray.redaction import SECRET_SETTINGS
-from phronomy_ray.tools.envelope import redacted
+from phronomy_ray.redaction import SECRET_SETTINGS, redact_error
 from phronomy_ray.tools.filtering import FiltersStopped, run_filters
 from phronomy_ray.tools.off_loop import call_here, off_loop
 
@@ -107,7 +106,7 @@ class UserCode:
         except BaseException as error:
             if _closing(error):
                 raise
-            record = redacted(ErrorRecord.from_exception(error))
+            record = redact_error(ErrorRecord.from_exception(error))
             return PreparationFailed(execution_id, record, blocked=_is_block(error))
 
     async def _with_tools(self, execution_id: str, prepared: Prepared) -> PreparationDone | PreparationFailed:
@@ -117,7 +116,7 @@ class UserCode:
                     prepared, tools=tools, binding=binding, events=events, tool_contents=contents
                 )
             case AssemblyFailed(error, events):
-                record = redacted(ErrorRecord.from_exception(error))
+                record = redact_error(ErrorRecord.from_exception(error))
                 return PreparationFailed(execution_id, record, events)
         return PreparationDone(execution_id, prepared)
 
@@ -168,7 +167,7 @@ class UserCode:
             except BaseException as error:
                 if _closing(error):
                     raise
-                record = redacted(ErrorRecord.from_exception(error))
+                record = redact_error(ErrorRecord.from_exception(error))
                 return InputBuildFailed(request.execution_id, request.sequence, record)
             if patch is not None:
                 patched.update(patch.model_settings)
@@ -214,7 +213,7 @@ class UserCode:
         except BaseException as error:
             if _closing(error):
                 raise
-            record = redacted(ErrorRecord.from_exception(error))
+            record = redact_error(ErrorRecord.from_exception(error))
             return OutputFilterFailed(effect.execution_id, record, blocked=_is_block(error))
 
     # --- filters -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from phronomy_ray.approvals import StandingRule
+from phronomy_ray.clock import timestamp
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.engine.authorization import Authorizer
@@ -52,8 +53,8 @@ from phronomy_ray.tool_calls import (
     ToolSettings,
     ToolStarted,
 )
-from phronomy_ray.tools.envelope import not_performed, timestamp
 from phronomy_ray.tools.executor import ToolExecutor, ToolReport
+from phronomy_ray.tools.outcomes import not_performed
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: An effect that user code is asked for.
@@ -251,7 +252,7 @@ class EngineWork(WorkerInputRestricted):
         await self._hooks.faults.reach("before_dispatch")
         if self.stopping == effect.invocations[0].execution_id:
             for invocation in effect.invocations:
-                self._on_tool(not_performed(invocation))
+                self._on_tool(not_performed(invocation.key))
             return
         invocations = effect.invocations
         if self._tool_settings is not None:

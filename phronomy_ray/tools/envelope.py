@@ -18,8 +18,8 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
-from phronomy_ray.canonical_json import clean_text, dumps_plain, to_json_value
-from phronomy_ray.clock import utc_now
+from phronomy_ray.canonical_json import dumps_plain, to_json_value
+from phronomy_ray.clock import timestamp, utc_now
 from phronomy_ray.definition.filters import FilterContext, FilterSite
 from phronomy_ray.definition.schema import ArgumentError
 from phronomy_ray.definition.tool_set import BoundTool
@@ -32,7 +32,7 @@ from phronomy_ray.errors import (
     ToolTimeoutError,
 )
 from phronomy_ray.journal import ToolCallStatus
-from phronomy_ray.redaction import redact_json, redact_text, secret_values
+from phronomy_ray.redaction import redact_error, secret_values
 from phronomy_ray.tool_calls import MAX_PROGRESS_CHARS, ToolContext, ToolInvocation, ToolOutcome
 from phronomy_ray.tool_results import DEFAULT_SHOWN_CHARS, encode_result
 from phronomy_ray.tools.calling import PhysicalEnd, attempt_of, is_custom, settle, settle_blocking
@@ -51,11 +51,6 @@ NODE = socket.gethostname()
 
 class _Stopped(CancellationError):
     """The execution was cancelled between two attempts."""
-
-
-def timestamp() -> str:
-    """Now, ISO 8601 UTC, from the machine's clock."""
-    return utc_now().isoformat()
 
 
 async def run_async(
@@ -140,49 +135,6 @@ def run_sync(
         return _failed(bound, invocation, error, node, started)
     finally:
         end.close()
-
-
-def timed_out(bound: BoundTool, invocation: ToolInvocation, *, node: str, started: str) -> ToolOutcome:
-    """The outcome of a body that is still running after its time."""
-    error = ToolTimeoutError(f"the tool did not finish within {bound.spec.timeout_s:g} s")
-    return _failed(bound, invocation, error, node, started)
-
-
-def unknown(invocation: ToolInvocation, reason: str, *, node: str = "", started: str = "") -> ToolOutcome:
-    """The outcome of a body that nobody can ask any more."""
-    return ToolOutcome(
-        invocation.tool_call_id,
-        invocation.attempt,
-        ToolCallStatus.UNKNOWN,
-        f"Unknown: {reason}",
-        error=ErrorRecord("ToolError", "outcome_unknown", reason),
-        node=node,
-        started_at=started,
-        ended_at=timestamp(),
-    )
-
-
-def missing_tool(invocation: ToolInvocation) -> ToolOutcome:
-    """The outcome of a stored call whose tool the definition has no more."""
-    text = f"the agent's definition has no tool {invocation.tool_name!r} any more"
-    return ToolOutcome(
-        invocation.tool_call_id,
-        invocation.attempt,
-        ToolCallStatus.FAILED,
-        f"Error (definition_changed): {text}",
-        error=ErrorRecord("ToolError", "definition_changed", text),
-        ended_at=timestamp(),
-    )
-
-
-def not_performed(invocation: ToolInvocation) -> ToolOutcome:
-    """The outcome of a call whose body was never started."""
-    return ToolOutcome(
-        invocation.tool_call_id,
-        invocation.attempt,
-        ToolCallStatus.NOT_PERFORMED,
-        "Not performed: the turn was cancelled before this call was started.",
-    )
 
 
 def _bind(
@@ -350,7 +302,7 @@ def _failed(
     secrets = (
         secret_values(invocation.arguments, bound.spec.redact_params) if bound.spec.redact_params else ()
     )
-    record = redacted(_describe(error), secrets)
+    record = redact_error(_describe(error), secrets)
     label = record.code if isinstance(error, PhronomyError) else record.type
     text = f"Error ({label}): {record.message}"
     return ToolOutcome(
@@ -384,27 +336,4 @@ def _cancelled(invocation: ToolInvocation, node: str, started: str) -> ToolOutco
         pid=os.getpid(),
         started_at=started,
         ended_at=timestamp(),
-    )
-
-
-def redacted(record: ErrorRecord, secrets: Iterable[str] = ()) -> ErrorRecord:
-    """`record` as it can be stored and shown: plain JSON, legal text, without the `secrets` and what looks like one."""
-    secrets = tuple(secrets)
-
-    def clean(text: str) -> str:
-        return redact_text(clean_text(text), secrets)
-
-    details = record.details
-    if details is not None:
-        try:
-            details = redact_json(to_json_value(details), secrets)
-        except SerializationError as error:
-            details = {"details_lost": error.message}
-    return ErrorRecord(
-        clean(record.type),
-        clean(record.code),
-        clean(record.message),
-        tuple(redacted(cause, secrets) for cause in record.causes),
-        clean(record.traceback),
-        details,
     )

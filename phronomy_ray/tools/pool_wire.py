@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from phronomy_ray.errors import BackpressureError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
-from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress, TravelsAsCall
-from phronomy_ray.tools.envelope import timestamp
 from phronomy_ray.tools.pool_placement import Lane
 
 
@@ -132,65 +129,3 @@ def outcome_of(item: PoolItem) -> ToolOutcome:
     """The outcome in an item."""
     outcome: ToolOutcome = pickle.loads(item.payload)  # noqa: S301 - written by our own worker
     return outcome
-
-
-# --- outcomes that the pool itself gives -----------------------------------------------------------------------
-
-
-def _failed(key: CallKey, error: PhronomyError, status: ToolCallStatus) -> ToolOutcome:
-    record = ErrorRecord.from_exception(error)
-    text = f"Error ({record.code}): {record.message}"
-    return ToolOutcome(*key, status, text, error=record, ended_at=timestamp())
-
-
-def rejected(key: CallKey, *, pool: str, running: int, queued: int, waited: bool) -> ToolOutcome:
-    """The pool is full; nothing of the batch has run."""
-    how = "there was no room in time" if waited else "there is no room"
-    error = BackpressureError(
-        f"the call was not performed: {how} in pool {pool!r} ({running} running, {queued} queued); try again later",
-        details={"pool": pool, "running": running, "queued": queued},
-    )
-    return _failed(key, error, ToolCallStatus.FAILED)
-
-
-def pool_unavailable(key: CallKey, reason: str) -> ToolOutcome:
-    """No process could be started for the call; it has not run."""
-    error = ToolError(f"the call was not performed: {reason}", code="pool_unavailable")
-    return _failed(key, error, ToolCallStatus.FAILED)
-
-
-def gave_up(key: CallKey, limit_s: float) -> ToolOutcome:
-    """The body is over its time, and its process does not say so."""
-    error = ToolTimeoutError(f"the tool did not finish within {limit_s:g} s, nor did its process answer")
-    return _failed(key, error, ToolCallStatus.TIMED_OUT)
-
-
-def timed_out(key: CallKey, limit_s: float, *, node: str = "", started: str = "") -> ToolOutcome:
-    """The body was over its time and was killed."""
-    error = ToolTimeoutError(f"the tool did not finish within {limit_s:g} s and was killed")
-    made = _failed(key, error, ToolCallStatus.TIMED_OUT)
-    return ToolOutcome(*key, made.status, made.model_text, None, made.error, node, 0, started, made.ended_at)
-
-
-def not_performed(key: CallKey) -> ToolOutcome:
-    """The call was taken back before its body began."""
-    return ToolOutcome(
-        *key,
-        ToolCallStatus.NOT_PERFORMED,
-        "Not performed: the turn was cancelled before this call was started.",
-    )
-
-
-def unknown(
-    key: CallKey, reason: str, *, code: str = "outcome_unknown", node: str = "", started: str = ""
-) -> ToolOutcome:
-    """Nobody can be asked any more what the body did."""
-    return ToolOutcome(
-        *key,
-        ToolCallStatus.UNKNOWN,
-        f"Unknown: {reason}",
-        error=ErrorRecord("ToolError", code, reason),
-        node=node,
-        started_at=started,
-        ended_at=timestamp(),
-    )

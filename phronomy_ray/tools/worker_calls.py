@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from phronomy_ray.clock import timestamp
 from phronomy_ray.definition.tool_options import ExecutionMode
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ErrorRecord, PhronomyError
 from phronomy_ray.journal import ToolCallStatus
+from phronomy_ray.redaction import redact_error
 from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome
-from phronomy_ray.tools.envelope import redacted, run_sync, timed_out, timestamp
+from phronomy_ray.tools.envelope import run_sync
+from phronomy_ray.tools.outcomes import timed_out
 from phronomy_ray.tools.pool_wire import (
     ItemKind,
     News,
@@ -211,7 +214,13 @@ class WorkerCalls:
             deadline = body.deadline
             if deadline is not None and deadline <= now and not body.is_reported:
                 body.is_given_up = body.is_reported = True
-                outcome = timed_out(body.bound, body.invocation, node=self._node, started=body.started_at)
+                outcome = timed_out(
+                    body.key,
+                    body.bound.spec.timeout_s,
+                    node=self._node,
+                    pid=os.getpid(),
+                    started=body.started_at,
+                )
                 found.append(item_of(outcome, ItemKind.GIVEN_UP))
         return found
 
@@ -231,7 +240,7 @@ class WorkerCalls:
 
 def unavailable(key: CallKey, error: Exception, node: str) -> ToolOutcome:
     """The outcome of a call whose code cannot be loaded."""
-    record = redacted(ErrorRecord.from_exception(error))
+    record = redact_error(ErrorRecord.from_exception(error))
     code = error.code if isinstance(error, PhronomyError) else "definition_unavailable"
     return ToolOutcome(
         *key,

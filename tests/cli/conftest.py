@@ -26,7 +26,7 @@ from phronomy_ray.kernel.inputs import Decide  # noqa: E402
 from phronomy_ray.models.script import call, calls, final  # noqa: E402
 from phronomy_ray.models.scripted import ScriptedModel  # noqa: E402
 from phronomy_ray.store.sql_store import open_store  # noqa: E402
-from phronomy_ray.tools.executor import LocalToolExecutor  # noqa: E402
+from phronomy_ray.tools.local_executor import LocalToolExecutor  # noqa: E402
 
 SECRET = "hunter2"
 

@@ -25,7 +25,7 @@ from phronomy_ray.results import RunResult
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing import processes
 from phronomy_ray.testing.mcp_server import HttpServer, read_log, stdio_command
-from phronomy_ray.tools.executor import LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 
 
 class Site:

@@ -232,7 +232,7 @@ def test_the_marker_has_no_methods_and_our_live_objects_carry_it() -> None:
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.store.sql_store import SqlStore
-    from phronomy_ray.tools.executor import LocalToolExecutor
+    from phronomy_ray.tools.local_executor import LocalToolExecutor
 
     assert not inspect.getmembers(WorkerInputRestricted, inspect.isfunction)
     live = (

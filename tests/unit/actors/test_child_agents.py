@@ -41,7 +41,7 @@ from phronomy_ray.models.scripted import ScriptedModel
 from phronomy_ray.results import RunResult
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.tool_environment import ToolEnvironment
-from phronomy_ray.tools.executor import LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 
 GUARD_S = 10.0
 

@@ -28,7 +28,7 @@ from phronomy_ray.results import RunResult
 from phronomy_ray.store.port import Store
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing.prompts import check_paired
-from phronomy_ray.tools.executor import LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 
 #: How long a test waits for what must happen, in seconds; never how long it sleeps.
 GUARD_S = 20.0

@@ -14,7 +14,8 @@ from phronomy_ray.faults import FaultInjectedError, write_plan
 from phronomy_ray.journal import ExecutionStatus, RecordKind, ToolCallStatus
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tool_calls import Attachment, CallKey, ToolInvocation, ToolOutcome
-from phronomy_ray.tools.executor import LocalToolExecutor, Sink
+from phronomy_ray.tools.executor import Sink
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 
 
 def late_records(lab: Any) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tool_calls import Resolution
-from phronomy_ray.tools.envelope import unknown
-from phronomy_ray.tools.executor import LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
+from phronomy_ray.tools.outcomes import unknown
 
 
 class InFlight:
@@ -291,7 +291,7 @@ async def test_a_call_whose_worker_is_lost_keeps_its_place(lab: Any) -> None:
             (invocation,) = invocations
             if invocation.attempt == 1 and invocation.arguments["n"] == 0:
                 self.lost += 1
-                sink(unknown(invocation, "the worker was lost"))
+                sink(unknown(invocation.key, "the worker was lost"))
                 return
             super().dispatch(invocations, tools, sink)
 

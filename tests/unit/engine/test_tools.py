@@ -19,7 +19,8 @@ from phronomy_ray.errors import PhronomyError, ToolError, ToolTimeoutError
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolOutcome
-from phronomy_ray.tools.executor import CooperativeRuns, LocalToolExecutor
+from phronomy_ray.tools.cooperative import CooperativeRuns
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 
 Paired = Callable[[Any], None]
 

@@ -24,8 +24,8 @@ from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Resolve
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.tool_calls import Resolution, ToolInvocation
-from phronomy_ray.tools.envelope import unknown
-from phronomy_ray.tools.executor import LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
+from phronomy_ray.tools.outcomes import unknown
 
 Paired = Callable[[Any], None]
 
@@ -43,7 +43,7 @@ class LosingExecutor(LocalToolExecutor):
         for invocation in invocations:
             self.dispatched[invocation.tool_name] += 1
             if self.dispatched[invocation.tool_name] <= self.losses.get(invocation.tool_name, 0):
-                sink(unknown(invocation, "the worker was lost"))
+                sink(unknown(invocation.key, "the worker was lost"))
             else:
                 rest.append(invocation)
         super().dispatch(rest, tools, sink)

@@ -16,8 +16,9 @@ from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ConfigurationError, SerializationError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolLate, ToolOutcome, ToolStarted
+from phronomy_ray.tools.cooperative import CooperativeRuns
 from phronomy_ray.tools.envelope import run_async, run_sync
-from phronomy_ray.tools.executor import CooperativeRuns, LocalToolExecutor
+from phronomy_ray.tools.local_executor import LocalToolExecutor
 
 GUARD_S = 20.0
 pytestmark = pytest.mark.filterwarnings("error")
