@@ -73,15 +73,16 @@ class Transactions:
             engine.dispose()
 
     def _run(self, work: Callable[[Connection], T], *, write: bool, repeat_unknown: bool = False) -> T:
-        for attempt in tenacity.Retrying(
+        retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_contended),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             stop=tenacity.stop_after_attempt(_CONTENDED_TRIES),
             reraise=True,
-        ):
-            with attempt:
-                return self._on_living_connection(work, write=write, repeat_unknown=repeat_unknown)
-        raise AssertionError("tenacity ends with a result or an error")
+        )
+        return _repeat(
+            retrying,
+            lambda: self._on_living_connection(work, write=write, repeat_unknown=repeat_unknown),
+        )
 
     def _on_living_connection(
         self, work: Callable[[Connection], T], *, write: bool, repeat_unknown: bool
@@ -121,12 +122,13 @@ class Transactions:
             connection.begin()
             return
         # SQLite can say "locked" without waiting for its busy timeout (recovery; last close of a WAL file)
-        tenacity.Retrying(
+        retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_locked),
             wait=tenacity.wait_random_exponential(multiplier=0.01, max=0.25),
             stop=tenacity.stop_after_delay(self.options.busy_timeout_s),
             reraise=True,
-        )(connection.begin)
+        )
+        _repeat(retrying, connection.begin)
 
     def _get_engine(self) -> Engine:
         with self._engine_lock:
@@ -138,6 +140,21 @@ class Transactions:
         if self._engine is not None:
             _INHERITED.append(self._engine)
         self._start_process()
+
+
+def _repeat(retrying: tenacity.Retrying, function: Callable[[], T]) -> T:
+    """`function`, repeated as `retrying` says, which is asked only after a failure: it costs a tenth of a small commit."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - handed on: whether it is tried again is for `retrying` to say
+        failed: list[Exception] = [error]
+
+    def again() -> T:
+        if failed:
+            raise failed.pop()
+        return function()
+
+    return retrying(again)
 
 
 def _give_back(connection: Connection) -> None:
