@@ -90,7 +90,7 @@ class PoolCore:
             return
         key = batch.setup.key()
         self._setups.setdefault(key, batch.setup)
-        calls = [PoolEntry(call, batch, now, listener) for call in fresh]
+        calls = [PoolEntry(call, batch, now, listener, key) for call in fresh]
         self._calls.update({call.key: call for call in calls})
         listener.open.update(call.key for call in calls)
         admission = self._schedule.submit(batch.agent_id, [(call.key, call.kind) for call in calls], now=now)
@@ -320,7 +320,7 @@ class PoolCore:
         )
         placement = placer.place(
             [
-                Placeable(call.key, call.batch.execution_id, call.batch.setup.key(), call.call.lane)
+                Placeable(call.key, call.batch.execution_id, call.environment, call.call.lane)
                 for call in waiting
             ]
         )

@@ -95,6 +95,7 @@ class RayToolExecutor(WorkerInputRestricted):
                 by_pool.setdefault(_pool_of(bound), []).append(invocation)
         for pool, items in by_pool.items():
             client, run = self._begin(pool, items, sink)
+            options = {name: _task_options(tools[name].spec) for name in {item.tool_name for item in items}}
             batch = PoolBatch(
                 items[0].agent_id,
                 items[0].execution_id,
@@ -102,7 +103,9 @@ class RayToolExecutor(WorkerInputRestricted):
                 self._setup,
                 self._source,
                 self._source_key,
-                tuple(_pool_call(item, tools[item.tool_name]) for item in items),
+                tuple(
+                    _pool_call(item, tools[item.tool_name].spec, options[item.tool_name]) for item in items
+                ),
             )
             self._spawn(self._follow(run, client.run(batch, run)))
 
@@ -233,8 +236,9 @@ def _pool_of(bound: BoundTool) -> str:
     return bound.spec.pool
 
 
-def _pool_call(invocation: ToolInvocation, bound: BoundTool) -> PoolCall:
-    spec = bound.spec
+def _pool_call(
+    invocation: ToolInvocation, spec: ToolSpec, task_options: Mapping[str, Any] | None
+) -> PoolCall:
     lane = Lane.NEVER if spec.replay is Replay.NEVER else Lane.REPLAYABLE
     return PoolCall(
         invocation.key,
@@ -245,7 +249,7 @@ def _pool_call(invocation: ToolInvocation, bound: BoundTool) -> PoolCall:
         pickle.dumps(invocation, pickle.HIGHEST_PROTOCOL)
         if invocation.settings is None
         else pickle_by_value(invocation),
-        _task_options(spec),
+        task_options,
     )
 
 

@@ -41,6 +41,8 @@ class PoolEntry:
     batch: PoolBatch
     submitted_at: float
     listener: Subscription
+    #: Key of the batch's setup.
+    environment: str
     state: CallState = CallState.QUEUED
     worker_id: str = ""
     sent_at: float = 0.0

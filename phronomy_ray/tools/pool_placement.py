@@ -5,7 +5,7 @@ allows:
 
 * A call that must not run twice (``replay="never"``) has a process of its own: an idle one, or a new one. At the bound such
   calls share with each other, the emptiest process first.
-* Replayable calls of one execution share a process, one per node when there are many. They do not wait for a process to
+* Replayable calls of one execution share a process, two on each node when there are many. They do not wait for a process to
   start while a ready one runs nothing but replayable calls; they may then share it with another agent's.
 * A call whose last worker died is suspected of having killed it: it goes alone, and at the bound never to calls that must
   not run twice.
@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 
 from phronomy_ray.tool_calls import CallKey
 
-#: A replayable batch is divided over so many nodes that each part has at least this many calls.
+#: A replayable batch is divided into so many parts that each has at least this many calls, and at most so many for each node:
+#: one interpreter takes longer to begin and to report a few hundred calls than many a call takes.
 MIN_PART_CALLS = 32
+PARTS_PER_NODE = 2
 
 
 class Lane(enum.StrEnum):
@@ -117,7 +119,7 @@ class Placer:
                 shared.setdefault((call.environment, call.execution_id), []).append(call)
         groups = list(shared.values())
         for group in groups:
-            parts = max(1, min(len(self._nodes), len(group) // MIN_PART_CALLS))
+            parts = max(1, min(PARTS_PER_NODE * len(self._nodes), len(group) // MIN_PART_CALLS))
             for index in range(parts):
                 self._place_shared(group[index::parts])
         for call in calls:

@@ -36,15 +36,26 @@ def place(
 
 
 def test_replayable_calls_of_an_execution_share_one_warm_worker() -> None:
-    wanted = calls(Lane.REPLAYABLE, 256)
+    wanted = calls(Lane.REPLAYABLE, 63)
     found = place(wanted, [worker("w1"), worker("w2")])
     assert found.assigned == {"w1": [call.key for call in wanted]}
     assert found.started == []
 
 
-def test_many_replayable_calls_are_spread_over_the_nodes() -> None:
-    found = place(calls(Lane.REPLAYABLE, 64), [worker("w1"), worker("w2"), worker("w3")], nodes=("n1", "n2"))
-    assert sorted(len(keys) for keys in found.assigned.values()) == [32, 32]
+def test_many_replayable_calls_are_divided() -> None:
+    ready = [worker(f"w{number}") for number in range(6)]
+    found = place(calls(Lane.REPLAYABLE, 256), ready)
+    assert [len(keys) for keys in found.assigned.values()] == [128, 128], "two processes of the node"
+    found = place(calls(Lane.REPLAYABLE, 96), ready, nodes=("n1", "n2"))
+    assert sorted(len(keys) for keys in found.assigned.values()) == [32, 32, 32]
+    found = place(calls(Lane.REPLAYABLE, 256), ready, nodes=("n1", "n2"))
+    assert [len(keys) for keys in found.assigned.values()] == [64] * 4
+
+
+def test_a_part_for_which_no_process_is_up_does_not_wait_for_one() -> None:
+    found = place(calls(Lane.REPLAYABLE, 64), [worker("w1")])
+    assert [len(keys) for keys in found.assigned.values()] == [64]
+    assert len(found.started) == 1, "the next batch finds two"
 
 
 def test_each_call_that_must_not_run_twice_has_its_own_process_up_to_the_bound() -> None:
