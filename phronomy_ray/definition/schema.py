@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from phronomy_ray.canonical_json import content_hash, dumps, loads, to_json_value
 from phronomy_ray.definition import schema_walk
-from phronomy_ray.errors import SerializationError
+from phronomy_ray.errors import SerializationError, safe_message
 from phronomy_ray.tool_calls import ToolContext
 
 #: How much of a refused argument text is echoed to the model, in characters.
@@ -64,8 +64,19 @@ class Parameters(abc.ABC):
         With `coerce`, what does not fit is read as the wanted type where that can be done without a guess.
 
         Raises:
-            ArgumentError: broken JSON, not an object, or fields that are missing, extra or of the wrong type.
+            ArgumentError: broken JSON, not an object, or fields that are missing, extra or of the wrong type; also when
+                the check itself fails, since a tool's validators, or a number that is too large, may raise anything.
         """
+        try:
+            return self._decoded(raw, coerce=coerce)
+        except (ArgumentError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # what a model writes must never stop its agent
+            raise ArgumentError(
+                f"$: the arguments cannot be checked: {type(error).__name__}: {echo(safe_message(error))}"
+            ) from error
+
+    def _decoded(self, raw: str, *, coerce: bool) -> dict[str, Any]:
         arguments = self._object(raw)
         value: Any = arguments
         if schema_walk.may_need_fitting(arguments):

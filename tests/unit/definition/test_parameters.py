@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from tool_runs import CONTEXT, run
 
 from phronomy_ray.definition.schema import MAX_ECHO_CHARS, ArgumentError
@@ -295,6 +296,41 @@ def test_a_field_that_hides_its_value_is_not_coerced_into_its_mask() -> None:
         "name": "hunter2",
         "port": True,
     }
+
+
+# --- checks that fail themselves ----------------------------------------------------------------------------
+
+
+def odd(value: int) -> int:
+    """A validator with a fault."""
+    if value == 13:
+        raise ZeroDivisionError("thirteen")
+    if value == 14:
+        sys.exit(3)
+    return value
+
+
+@pytest.mark.parametrize("coerce", [False, True])
+@pytest.mark.parametrize(("given", "said"), [(13, "ZeroDivisionError: thirteen"), (14, "SystemExit: 3")])
+def test_a_validator_that_raises_is_told_to_the_model(given: int, said: str, coerce: bool) -> None:
+    @tool
+    def count(number: Annotated[int, AfterValidator(odd)]) -> int:
+        """Count."""
+        return number
+
+    with pytest.raises(ArgumentError, match=said):
+        count.spec.parameters.decode(json.dumps({"number": given}), coerce=coerce)
+    assert count.spec.parameters.decode('{"number": 1}') == {"number": 1}
+
+
+def test_a_number_that_is_too_large_to_be_checked_is_refused() -> None:
+    @tool(parameters={"type": "object", "properties": {"n": {"multipleOf": 0.5}}, "required": ["n"]})
+    def half(n: float) -> float:
+        """Take a multiple of a half."""
+        return n
+
+    with pytest.raises(ArgumentError, match="cannot be checked: OverflowError"):
+        half.spec.parameters.decode(f'{{"n": {"9" * 400}}}')
 
 
 # --- pydantic models ----------------------------------------------------------------------------------------
