@@ -7,6 +7,7 @@ Neither is a proof that a text holds no secret. Pure functions; linear in the le
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from phronomy_ray.errors import ErrorRecord, SerializationError
 REDACTED = "[REDACTED]"
 #: Exact secrets shorter than this are not searched for: they would blank ordinary words.
 MIN_SECRET_CHARS = 4
+#: A text that was cut is shorter than this, and so is what it holds of a secret.
+MAX_TORN_CHARS = 10_000
 MAX_DEPTH = 100
 
 #: Field names (lower case, ``_`` for ``-``) whose values are secrets wherever they stand.
@@ -54,6 +57,8 @@ _NAMED = (
     r"(?:api[_-]?key|access[_-]?token|auth[_-]?token|refresh[_-]?token|id[_-]?token|session[_-]?token|client[_-]?secret"
     r"|secret(?:[_-]?access)?[_-]?key|private[_-]?key|secret|password|passwd|token)"
 )
+#: What is written the same way everywhere.
+_PLAIN = re.compile(r"[ -!#-&(-\[\]-~]*")
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
@@ -83,13 +88,47 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` with everything that looks like a secret, and every exact value of `secrets`, replaced by ``[REDACTED]``."""
-    for secret in sorted(
-        {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}, key=len, reverse=True
-    ):
+    """`text` with everything that looks like a secret, and every exact value of `secrets`, replaced by ``[REDACTED]``.
+
+    A value is also found as JSON or Python would write it, and at the end of a text that was cut in the middle of it.
+    """
+    spelt = {form for secret in secrets if len(secret) >= MIN_SECRET_CHARS for form in _spellings(secret)}
+    for secret in sorted(spelt, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
+    for secret in spelt:
+        text = _without_torn(text, secret)
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
+    return text
+
+
+def _spellings(secret: str) -> set[str]:
+    """`secret`, and how it looks inside a JSON text or a ``repr``, also when such a text was written so once more."""
+    forms = {secret}
+    if _PLAIN.fullmatch(secret):
+        return forms
+    for _ in range(2):
+        forms |= {
+            spelt
+            for form in forms
+            for spelt in (
+                json.dumps(form)[1:-1],
+                json.dumps(form, ensure_ascii=False)[1:-1],
+                repr(form)[1:-1],
+                repr(f"\"'{form}")[4:-1],  # as it is where both quotes occur
+            )
+        }
+    return forms
+
+
+def _without_torn(text: str, secret: str) -> str:
+    """`text` without the beginning of `secret` at its end, where something was cut (and perhaps marked with ``…``)."""
+    end = len(text.removesuffix("…"))
+    start = text.find(secret[:MIN_SECRET_CHARS], max(0, end - min(len(secret), MAX_TORN_CHARS)), end)
+    while start >= 0:
+        if secret.startswith(text[start:end]):
+            return text[:start] + REDACTED + text[end:]
+        start = text.find(secret[:MIN_SECRET_CHARS], start + 1, end)
     return text
 
 
@@ -103,23 +142,41 @@ def redact_fields(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> An
 
 
 def redact_json(value: Any, secrets: Iterable[str] = ()) -> Any:
-    """A copy of a JSON-like value whose texts have gone through `redact_text`."""
-    secrets = tuple(secrets)
+    """A copy of a JSON-like value whose texts have gone through `redact_text`; of its numbers those are hidden that are
+    among `secrets`.
+    """
+    secrets = frozenset(secrets)
 
     def inner(item: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
             return REDACTED
         if isinstance(item, Mapping):
-            return {key: inner(part, depth + 1) for key, part in item.items()}
+            return {
+                redact_text(key, secrets) if isinstance(key, str) else key: inner(part, depth + 1)
+                for key, part in item.items()
+            }
         if isinstance(item, list | tuple):
             return [inner(part, depth + 1) for part in item]
-        return redact_text(item, secrets) if isinstance(item, str) else item
+        if isinstance(item, str):
+            return redact_text(item, secrets)
+        return REDACTED if is_secret_number(item, secrets) else item
 
     return inner(value, 0)
 
 
+def is_secret_number(value: Any, secrets: Collection[str]) -> bool:
+    """Whether `value` is a number whose text is among `secrets`, and long enough to be one."""
+    text = number_text(value)
+    return len(text) >= MIN_SECRET_CHARS and text in secrets
+
+
+def number_text(value: Any) -> str:
+    """A number as it stands in texts; empty for anything else."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
 def secret_values(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> frozenset[str]:
-    """The texts that stand in fields named in `names`, at any depth: what `redact_text` should search for.
+    """The texts and numbers that stand in fields named in `names`, at any depth: what `redact_text` should search for.
 
     Of a header value such as ``Bearer abc`` the part after the scheme is included too.
     """
@@ -203,3 +260,5 @@ def _secrets(value: Any, names: frozenset[str], inside: bool, depth: int) -> Ite
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _secrets(item, names, inside, depth + 1)
+    elif inside and (text := number_text(value)):
+        yield text

@@ -6,10 +6,11 @@ from typing import Any
 
 from phronomy_ray.definition.tool import ToolSpec
 from phronomy_ray.events import EventType
-from phronomy_ray.journal import ToolCallRow, ToolCallStatus
+from phronomy_ray.journal import ResultStatus, ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.shown import result_status
 from phronomy_ray.redaction import REDACTED, redact_fields, redact_text, secret_values
+from phronomy_ray.tool_results import result_text
 
 #: How much of a result an event shows.
 PREVIEW_CHARS = 300
@@ -37,17 +38,21 @@ def result_event(draft: Draft, row: ToolCallRow) -> None:
     # refused arguments are quoted in the refusal and were never taken apart, so there is nothing to search for
     hidden = spec is not None and (spec.redact_result or (bool(names) and row.arguments is None))
     secrets = secret_values(row.arguments, names) if names else ()
+    status = result_status(row)
+    shown = text
+    if secrets and status is ResultStatus.TRUNCATED:
+        shown = result_text(row.result)  # a hidden value may be torn where the text for the model was cut
     draft.event(
         EventType.TOOL_RESULT,
         {
             "tool_call_id": row.tool_call_id,
             "tool_name": row.tool_name,
             "status": row.status.value,
-            "result_status": result_status(row).value,
+            "result_status": status.value,
             "attempt": row.attempt,
             "preview": REDACTED
             if hidden
-            else redact_text(text[: 2 * PREVIEW_CHARS], secrets)[:PREVIEW_CHARS],
+            else redact_text(shown[: 2 * PREVIEW_CHARS], secrets)[:PREVIEW_CHARS],
             "characters": len(text),
         },
     )

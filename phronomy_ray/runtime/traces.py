@@ -19,7 +19,7 @@ from phronomy_ray.canonical_json import dumps
 from phronomy_ray.errors import SerializationError, StoreError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import EventRow, ToolCallRow, ToolCallStatus
-from phronomy_ray.redaction import REDACTED, redact_text
+from phronomy_ray.redaction import REDACTED, is_secret_number, number_text, redact_text
 from phronomy_ray.store.port import Store
 
 _LOG = logging.getLogger("phronomy_ray.runtime")
@@ -197,11 +197,11 @@ def _mask(value: Any, secrets: frozenset[str], depth: int) -> Any:
         }
     if isinstance(value, Sequence):
         return [_mask(item, secrets, depth + 1) for item in value[:_MAX_ITEMS]]
-    return value
+    return REDACTED if is_secret_number(value, secrets) else value
 
 
 def _hidden_texts(raw: Any, shown: Any) -> Iterator[str]:
-    """Texts of `raw` that stand where `shown` hides something: what must not appear in the result either."""
+    """Texts and numbers of `raw` that stand where `shown` hides something: what must not appear in the result either."""
     if shown == REDACTED and raw != REDACTED:
         yield from _texts(raw)
     elif isinstance(raw, Mapping) and isinstance(shown, Mapping):
@@ -221,6 +221,8 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _texts(item)
+    elif text := number_text(value):
+        yield text
 
 
 def _clip(text: str) -> str:

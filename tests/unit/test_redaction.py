@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from phronomy_ray.redaction import (
     REDACTED,
     environment_secrets,
     redact_fields,
+    redact_json,
     redact_text,
     secret_values,
 )
@@ -95,3 +98,36 @@ def test_long_hostile_text_is_linear() -> None:
     assert redact_text("eyJ" + "a" * 200_000)
     assert redact_text("-----BEGIN " * 2_000)
     assert redact_text("authorization" * 20_000)
+
+
+@pytest.mark.parametrize("secret", ['pa"ss', "pa'ss", "pa\"s's", "back\\slash", "two\nlines", "Größe-9"])
+def test_O01_known_values_are_found_as_json_and_python_write_them(secret: str) -> None:
+    value = {"said": f"it is {secret}!", "quotes": "\"'"}
+    for text in (
+        json.dumps(value),
+        json.dumps(value, ensure_ascii=False),
+        repr(value),
+        str(KeyError(f"\"'{secret}")),
+        json.dumps(json.dumps(value)),
+        repr(json.dumps(value)),
+    ):
+        assert f"it is {REDACTED}!" in redact_text(text, {secret}) or text.startswith("'"), text
+        assert redact_text(text, {secret}).count(REDACTED) == 1, text
+
+
+@pytest.mark.parametrize("mark", ["", "…"])
+@pytest.mark.parametrize("kept", [4, 5, 100, 999])
+def test_O01_known_values_are_found_where_a_text_was_cut(kept: int, mark: str) -> None:
+    secret = "cutcurb" + "0123456789" * 99
+    assert redact_text(f"cut cut {secret[:kept]}{mark}", {secret}) == f"cut cut {REDACTED}{mark}"
+    assert redact_text(f"cut cut {secret[:3]}{mark}", {secret}) == f"cut cut cut{mark}", (
+        "it might be any word"
+    )
+
+
+def test_O01_known_numbers_are_found() -> None:
+    secrets = secret_values({"pin": {"is": 87654321, "was": [1.25, True, None, 12]}}, {"pin"})
+    assert secrets == {"87654321", "1.25", "12"}
+    assert redact_text("87654321, 1.25, 12", secrets) == f"{REDACTED}, {REDACTED}, 12", "12 is too short"
+    shown = redact_json({"87654321": [87654321, 12, 1.25, True, "at 87654321"]}, secrets)
+    assert shown == {REDACTED: [REDACTED, 12, REDACTED, True, f"at {REDACTED}"]}

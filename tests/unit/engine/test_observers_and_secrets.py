@@ -16,8 +16,10 @@ from phronomy_ray.errors import AuthenticationError, ModelError, RateLimitError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.models.scripted import Reply, ScriptedModel, attempts, call, calls, error, final
+from phronomy_ray.runtime.traces import read_traces
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing.faulty_store import FaultyStore
+from phronomy_ray.tool_calls import ToolContext
 
 
 @tool(replay="safe")
@@ -356,6 +358,32 @@ async def test_O01_sensitive_arguments_and_results_are_not_shown(
     model_saw = [m["content"] for m in lab.prompts()[-1] if m["role"] == "tool"]
     assert model_saw[0] == f"logged in with {ARGUMENT}"
     assert model_saw[4] == RESULT, "the model needs it"
+
+
+@pytest.mark.parametrize(
+    "secret", [48151623, 'CANARY "quoted" \\ value', "CANARY-long-" + "0123456789" * 400, {"pin": 48151623}]
+)
+@pytest.mark.parametrize("shown_chars", [50, None])
+async def test_O01_hidden_arguments_are_found_in_results_however_they_are_written(
+    lab: Any, caplog: pytest.LogCaptureFixture, secret: Any, shown_chars: int | None
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    @tool(redact_params=("secret",), on_error="suppress", max_result_chars=shown_chars)
+    async def echo(secret: Any, context: ToolContext, fail: bool = False) -> dict[str, Any]:
+        context.report_progress({"at": secret, "said": f"at {secret}"})
+        if fail:
+            raise KeyError(f"no '{secret}' here")
+        return {"got": [secret], "said": f"it is {secret}"}
+
+    batch = calls(call("echo", {"secret": secret}), call("echo", {"secret": secret, "fail": True}))
+    result = await lab.run(lab.engine(lab.define([batch, final("done")], echo)))
+    shown = everything_shown(lab, await lab.read_events(lab.engines[0]), result, caplog, id="ex1")
+    shown += json.dumps([trace.to_wire() for trace in read_traces(lab.store)], default=str)
+    assert "[REDACTED]" in shown
+    assert "CANARY" not in shown
+    assert "0123456789" not in shown
+    assert "48151623" not in shown
 
 
 async def test_O01_a_tool_failure_that_quotes_a_hidden_argument_ends_the_execution_without_it(
