@@ -57,6 +57,12 @@ class ConfigurationError(PhronomyError):
     default_code = "configuration"
 
 
+class AgentClosedError(ConfigurationError):
+    """The agent was closed: it takes no more work, and its conversation is not edited any more."""
+
+    default_code = "agent_closed"
+
+
 class DefinitionUnavailableError(ConfigurationError):
     """The agent's class cannot be imported in the process that should run it."""
 

@@ -31,6 +31,11 @@ def new_execution_id() -> ExecutionId:
     return ExecutionId(f"ex_{uuid.uuid4().hex}")
 
 
+def new_edit_id() -> str:
+    """A fresh random id of an edit of an agent, the same for its repetitions."""
+    return f"ed_{uuid.uuid4().hex}"
+
+
 def new_rule_id() -> RuleId:
     """A fresh random id of a standing rule."""
     return RuleId(f"ru_{uuid.uuid4().hex}")

@@ -36,7 +36,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import JournalRecord
-from phronomy_ray.kernel.inputs import Decide, Resolve
+from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
 from phronomy_ray.mcp import access
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.sql_store import open_store
@@ -198,6 +198,32 @@ class AgentActor:
         await engine.seal()
         asyncio.get_running_loop().call_later(UNLOAD_LINGER_S, self._exit)
         return {"agent_id": self._agent_id, "unloaded": True}
+
+    async def add_knowledge(self, knowledge: Any, edit_id: str | None = None) -> dict[str, int]:
+        """Add knowledge to the idle agent; see `EditableAgent.edit`, also for the methods that follow."""
+        return await self._engine().edit(EditKind.ADD_KNOWLEDGE, knowledge=knowledge, edit_id=edit_id)
+
+    async def clear_transcript(self, edit_id: str | None = None) -> dict[str, int]:
+        """Let the model see no earlier message any more."""
+        return await self._engine().edit(EditKind.CLEAR_TRANSCRIPT, edit_id=edit_id)
+
+    async def clear_knowledge(self, edit_id: str | None = None) -> dict[str, int]:
+        """Let the model see no earlier knowledge any more."""
+        return await self._engine().edit(EditKind.CLEAR_KNOWLEDGE, edit_id=edit_id)
+
+    async def reset_context(self, edit_id: str | None = None) -> dict[str, int]:
+        """`clear_transcript` and `clear_knowledge` in one."""
+        return await self._engine().edit(EditKind.RESET_CONTEXT, edit_id=edit_id)
+
+    async def close(self, edit_id: str | None = None) -> dict[str, int]:
+        """Take no more work, for ever."""
+        return await self._engine().edit(EditKind.CLOSE, edit_id=edit_id)
+
+    async def purge(self) -> bool:
+        """Delete the idle agent and everything that belongs to it, and free this process; whether it was there."""
+        was_there = await self._engine().purge()
+        asyncio.get_running_loop().call_later(UNLOAD_LINGER_S, self._exit)
+        return was_there
 
     # --- executions --------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from phronomy_ray.actors.directory import CALL_TIMEOUT_S, AgentDirectory
 from phronomy_ray.actors.ray_calls import NoAnswer, ask, kill
 from phronomy_ray.actors.wiring import AgentWiring
 from phronomy_ray.engine.reading import load_result
-from phronomy_ray.errors import WaitTimeoutError
+from phronomy_ray.errors import NotFoundError, WaitTimeoutError
 from phronomy_ray.results import RunResult
 from phronomy_ray.store.port import Store
 
@@ -125,6 +125,22 @@ class AgentClient:
             return None
         await self.actor()  # nobody holds running work: wake its owner, which recovers it
         return None
+
+    async def purge(self) -> bool:
+        """Delete the idle agent and free its process; whether there was one.
+
+        Raises:
+            AgentBusyError: an execution is non-terminal; nothing was deleted.
+            WaitTimeoutError: its process does not answer.
+        """
+        try:
+            was_there = bool(await self.call("purge"))
+        except NotFoundError:  # also when the answer to an earlier try was lost
+            was_there = False
+        handle, self._actor, self._wiring = self._actor, None, None
+        if handle is not None:
+            kill(handle)
+        return was_there
 
     async def unload(self) -> bool:
         """Free the agent's process and keep everything; the next use wakes it again.

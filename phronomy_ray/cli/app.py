@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from phronomy_ray import __version__
-from phronomy_ray.cli import decisions, doctor, inspecting, listings, running, tracing
+from phronomy_ray.cli import decisions, doctor, inspecting, lifecycle, listings, running, tracing
 from phronomy_ray.cli.db import db_app
 from phronomy_ray.cli.demo.command import demo
 from phronomy_ray.cli.exit_codes import ExitCode, exit_code_for
@@ -143,7 +143,9 @@ app.command()(decisions.approve)
 app.command()(decisions.reject)
 app.command()(decisions.resolve)
 app.command()(decisions.cancel)
-app.command()(decisions.unload)
+app.command()(lifecycle.unload)
+app.command()(lifecycle.close)
+app.command()(lifecycle.purge)
 app.command()(doctor.doctor)
 app.add_typer(db_app, name="db")
 app.add_typer(rules_app, name="rules")

@@ -1,4 +1,4 @@
-"""``approve``, ``reject``, ``resolve``, ``cancel``, ``unload``: a human's word to an agent, which is woken if need be."""
+"""``approve``, ``reject``, ``resolve``, ``cancel``: a human's word to an agent, which is woken if need be."""
 
 from __future__ import annotations
 
@@ -197,19 +197,6 @@ def cancel(
     session.console.print(f"{execution} is {result.status.value}", markup=False, soft_wrap=True)
 
 
-def unload(
-    context: typer.Context, agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id of the agent.")]
-) -> None:
-    """Free an agent's process; everything is kept and the next use wakes it."""
-    session = session_of(context)
-    with session.open_store() as store:
-        store.load_root(agent)
-    with session.open_runtime() as runtime:
-        freed = runtime.agent(agent).unload()
-    text = f"agent {agent} is unloaded" if freed else f"agent {agent} was not live"
-    session.console.print(text, markup=False)
-
-
 # --- parts -----------------------------------------------------------------------------------------------------
 
 
@@ -288,4 +275,4 @@ def _finish(session: Session, result: RunResult) -> None:
         raise typer.Exit(code)
 
 
-__all__ = ["approve", "cancel", "default_decider", "parse_value", "reject", "resolve", "unload"]
+__all__ = ["approve", "cancel", "default_decider", "parse_value", "reject", "resolve"]

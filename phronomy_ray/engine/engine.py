@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any, cast
 
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
+from phronomy_ray.engine.editing import EditableAgent
 from phronomy_ray.engine.kept_results import revisions_of
 from phronomy_ray.engine.parts import EngineParts
 from phronomy_ray.engine.reading import load_result
-from phronomy_ray.engine.single_writer import SingleWriter
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentUnloadedError,
@@ -36,7 +36,7 @@ from phronomy_ray.tool_results import encode_result
 __all__ = ["AgentEngine", "EngineParts"]
 
 
-class AgentEngine(SingleWriter):
+class AgentEngine(EditableAgent):
     """One live agent."""
 
     async def start(
@@ -318,8 +318,8 @@ class AgentEngine(SingleWriter):
         return int(position) if epoch == str(self.state.root.epoch) and position.isdecimal() else None
 
     def status(self) -> dict[str, Any]:
-        """What this agent is doing, from memory: plain JSON."""
-        state = self._state
+        """What this agent is doing, from memory: plain JSON. Without an epoch it serves nobody (yet, or any more)."""
+        state = self._state if not self._sealed else None
         running = state.execution if state is not None else None
         return {
             "agent_id": self.agent_id,
@@ -329,7 +329,7 @@ class AgentEngine(SingleWriter):
             "epoch": state.root.epoch if state else None,
             "lifecycle": "recovery_required"
             if self._halted is not None
-            else (state.root.lifecycle.value if state else "loading"),
+            else (state.root.lifecycle.value if state else "unloaded" if self._sealed else "loading"),
             "agent_revision": state.root.agent_revision if state else None,
             "journal_position": state.root.journal_position if state else None,
             "execution_id": running.row.execution_id if running else None,

@@ -201,12 +201,16 @@ class SingleWriter(WorkerInputRestricted):
                     f"{execution.row.status.value} ({execution.row.phase.value})",
                     details={"execution_id": execution.row.execution_id},
                 )
-            self._sealed = True
-            self._alarm.cancel()
-            self._work.close()
-            self.hub.wake()
-            self._store.close()
-            self._parts.tools.close()
+            self._close_down()
+
+    def _close_down(self) -> None:
+        """Serve nobody any more."""
+        self._sealed = True
+        self._alarm.cancel()
+        self._work.close()
+        self.hub.wake()
+        self._store.close()
+        self._parts.tools.close()
 
     def is_cancelled(self, execution_id: str) -> bool:
         """Whether work of this execution should stop."""

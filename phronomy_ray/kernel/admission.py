@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import dumps
-from phronomy_ray.errors import AgentBusyError, AgentParkedError, ConfigurationError, InvalidInputError
+from phronomy_ray.errors import AgentBusyError, AgentClosedError, AgentParkedError, InvalidInputError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionRow, ExecutionStatus, Lifecycle, Phase, RecordKind
 from phronomy_ray.kernel.draft import Draft, new_draft
@@ -54,7 +54,7 @@ def start(state: AgentState, event: Start, env: Env) -> Step:
             f"agent {root.agent_id!r} is parked: {root.metadata.get('parked_reason', 'no reason kept')}"
         )
     if root.lifecycle is Lifecycle.CLOSED:
-        raise ConfigurationError(f"agent {root.agent_id!r} is closed")
+        raise AgentClosedError(f"agent {root.agent_id!r} is closed", details={"agent_id": root.agent_id})
     row = ExecutionRow(
         execution_id=event.execution_id,
         agent_id=root.agent_id,

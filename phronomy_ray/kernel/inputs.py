@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from phronomy_ray.approvals import CallAuthorization, StandingRule
@@ -206,6 +207,30 @@ class Cancel:
     reason: str = "cancelled"
 
 
+class EditKind(StrEnum):
+    """What an idle agent's conversation can undergo."""
+
+    ADD_KNOWLEDGE = "add_knowledge"
+    #: The model sees no earlier message any more; nothing is deleted.
+    CLEAR_TRANSCRIPT = "clear_transcript"
+    CLEAR_KNOWLEDGE = "clear_knowledge"
+    #: Both.
+    RESET_CONTEXT = "reset_context"
+    #: The agent takes no more work.
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Change the conversation of an idle agent, or close it."""
+
+    kind: EditKind
+    #: With `ADD_KNOWLEDGE`: ``{"content": text, "metadata": {...}}``.
+    knowledge: dict[str, Any] | None = None
+    #: The same for every repetition of one edit, whose first answer may have been lost; kept as the record's cause.
+    edit_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ToolsLate:
     """Bodies have ended, or were given up, after their calls had their outcomes."""
@@ -240,6 +265,7 @@ Input: TypeAlias = (
     | Authorized
     | ToolOutcomes
     | ToolsLate
+    | Edit
     | Decide
     | Resolve
     | Cancel

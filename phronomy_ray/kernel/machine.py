@@ -15,12 +15,14 @@ from phronomy_ray.kernel.answers import model_answered, model_failed, model_stop
 from phronomy_ray.kernel.approvals import settle_batch
 from phronomy_ray.kernel.authorization import apply_verdicts, is_awaited
 from phronomy_ray.kernel.draft import Draft
+from phronomy_ray.kernel.edits import edit
 from phronomy_ray.kernel.effects import Step, without_change
 from phronomy_ray.kernel.ending import cancelled
 from phronomy_ray.kernel.inputs import (
     Authorized,
     Cancel,
     Decide,
+    Edit,
     Env,
     Expire,
     Input,
@@ -50,8 +52,9 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
     """Decide what `event` does to `state`.
 
     Raises:
-        AgentBusyError: `Start` while an execution is non-terminal.
-        AgentParkedError, ConfigurationError: `Start` of an agent that was parked, or closed.
+        AgentBusyError: `Start` or `Edit` while an execution is non-terminal.
+        AgentParkedError: `Start` of an agent that was parked.
+        AgentClosedError: `Start` or `Edit` of an agent that was closed.
         NotFoundError, StateConflictError, InvalidInputError: a human's `Decide`, `Resolve` or `Cancel` does not fit.
         IllegalTransitionError: a fault of this package: the tables forbid what was about to happen.
     """
@@ -82,6 +85,8 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
             return _tool_outcomes(state, event, env)
         case ToolsLate():
             return record_late(state, event, env)
+        case Edit():
+            return edit(state, event, env)
         case Decide():
             return carry_on(humans.decide(state, event, env), "decision")
         case Resolve():

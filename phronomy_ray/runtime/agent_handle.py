@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.actors.agent_client import AgentClient
 from phronomy_ray.errors import InvalidInputError
-from phronomy_ray.ids import new_execution_id
+from phronomy_ray.ids import new_edit_id, new_execution_id
+from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.runtime.transcript import read_transcript
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -216,6 +218,76 @@ class AgentHandle(WorkerInputRestricted):
         return list(await self._client.call("transcript", after, limit))
 
     transcript = blocking(transcript_async)
+
+    async def transcript_messages_async(self) -> tuple[Message, ...]:
+        """The messages of the present transcript, from the store; wakes nothing.
+
+        All that was said since the last `clear_transcript` or `reset_context`, also what a model is not shown any more for its
+        length or because a human rejected it.
+
+        Raises:
+            NotFoundError: no such agent is stored.
+        """
+        return await asyncio.to_thread(read_transcript, self._link.store, self.agent_id)
+
+    transcript_messages = blocking(transcript_messages_async)
+
+    async def add_knowledge_async(self, content: str, *, metadata: dict[str, Any] | None = None) -> None:
+        """Add knowledge, which every later model call is shown; the agent must be idle.
+
+        Args:
+            content: the text.
+            metadata: JSON for you; no model sees it.
+
+        Raises:
+            AgentBusyError: an execution is non-terminal.
+            AgentClosedError: the agent was closed.
+            InvalidInputError: content or metadata is not what it must be.
+        """
+        knowledge = {"content": content, "metadata": {} if metadata is None else metadata}
+        await self._client.call("add_knowledge", knowledge, new_edit_id())
+
+    add_knowledge = blocking(add_knowledge_async)
+
+    async def clear_transcript_async(self) -> None:
+        """Show models no earlier message any more. Nothing is deleted: the journal keeps it. Raises as `add_knowledge`."""
+        await self._client.call("clear_transcript", new_edit_id())
+
+    clear_transcript = blocking(clear_transcript_async)
+
+    async def clear_knowledge_async(self) -> None:
+        """Show models no earlier knowledge any more; else as `clear_transcript`."""
+        await self._client.call("clear_knowledge", new_edit_id())
+
+    clear_knowledge = blocking(clear_knowledge_async)
+
+    async def reset_context_async(self) -> None:
+        """`clear_transcript` and `clear_knowledge` in one commit."""
+        await self._client.call("reset_context", new_edit_id())
+
+    reset_context = blocking(reset_context_async)
+
+    async def close_async(self) -> None:
+        """Let the agent take no more work, for ever; what it did stays readable. Closing again changes nothing.
+
+        Raises:
+            AgentBusyError: an execution is non-terminal.
+        """
+        await self._client.call("close", new_edit_id())
+
+    close = blocking(close_async)
+
+    async def purge_async(self) -> bool:
+        """Delete the agent with its journal, executions, approvals, events and standing rules, in one transaction. Its id is free
+        then. Returns whether it was there.
+
+        Raises:
+            AgentBusyError: an execution is non-terminal; nothing was deleted.
+            CommitOutcomeUnknownError: the connection was lost; call it again to know.
+        """
+        return await self._client.purge()
+
+    purge = blocking(purge_async)
 
     async def pending_approvals_async(self) -> list[ApprovalRequest]:
         """Requests that wait for an answer, from the store; wakes nothing."""

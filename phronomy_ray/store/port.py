@@ -78,6 +78,23 @@ class Store(Protocol):
         """
         ...
 
+    def purge_agent(self, agent_id: str, *, epoch: int, created_at: datetime) -> bool:
+        """Delete the agent with everything that belongs to it, its standing rules included, in one transaction; its id is free
+        then. Contents stay: they are shared by their hash.
+
+        Args:
+            agent_id: the agent.
+            epoch: the owner's; nobody else may delete it.
+            created_at: when this agent was created: another one of the same id is left alone.
+
+        Returns whether it was there.
+
+        Raises:
+            OwnershipLostError: a newer epoch holds the agent.
+            AgentBusyError: it has a non-terminal execution.
+        """
+        ...
+
     # --- journal and content -----------------------------------------------------------------------------------
 
     def read_journal(

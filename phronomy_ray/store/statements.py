@@ -19,6 +19,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     desc,
+    exists,
     func,
     insert,
     or_,
@@ -111,6 +112,7 @@ GUARDS_OF_ROOT = select(
     agents.c.journal_position,
     agents.c.last_commit_id,
     agents.c.owner,
+    agents.c.created_at,
 ).where(_is(agents.c.agent_id, "the", "agent_id"))
 
 #: The same with the row locked (on SQLite the transaction itself holds the lock).
@@ -119,6 +121,15 @@ LOCK_ROOT = GUARDS_OF_ROOT.with_for_update()
 ROOT = select(agents).where(_is(agents.c.agent_id, "the", "agent_id"))
 
 INSERT_ROOT = _PerEngine(agents)
+
+#: Everything that belongs to the agent goes with it by its foreign keys.
+DELETE_ROOT = delete(agents).where(
+    _is(agents.c.agent_id, "the", "agent_id"),
+    _is(agents.c.epoch, "the", "epoch"),
+    _is(agents.c.created_at, "the", "created_at"),
+    ~exists().where(executions.c.agent_id == agents.c.agent_id, IS_OPEN),
+)
+DELETE_RULES_OF_AGENT = delete(standing_rules).where(_is(standing_rules.c.agent_id, "the", "agent_id"))
 
 # --- rows of a commit ------------------------------------------------------------------------------------------
 

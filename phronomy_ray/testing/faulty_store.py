@@ -135,6 +135,12 @@ class FaultyStore(WorkerInputRestricted):
 
         self._run(commit.step, call)
 
+    def purge_agent(self, agent_id: str, *, epoch: int, created_at: datetime) -> bool:
+        """As `Store.purge_agent`."""
+        return self._run(
+            "purge_agent", lambda: self.inner.purge_agent(agent_id, epoch=epoch, created_at=created_at)
+        )
+
     def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
         """As `Store.settle`."""
         return self._run("settle", lambda: self.inner.settle(agent_id, epoch=epoch, commit_id=commit_id))

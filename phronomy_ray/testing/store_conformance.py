@@ -2,7 +2,7 @@
 
 Subclass each class of `ALL` in a test module and provide a fixture ``store_factory``: a callable that returns a new handle
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
-This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused,
+This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_purge_conformance` how an agent ends,
 `store_values_conformance` what comes back, and in which order.
 """
 
@@ -16,6 +16,7 @@ import pytest
 from phronomy_ray.errors import AgentAlreadyExistsError, ConflictError, NotFoundError, OwnershipLostError
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
+from phronomy_ray.testing.store_purge_conformance import PurgeConformance
 from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
 from phronomy_ray.testing.store_values_conformance import (
     ApprovalConformance,
@@ -219,6 +220,7 @@ ALL = (
     CommitConformance,
     ExecutionConformance,
     SettleConformance,
+    PurgeConformance,
     ContentConformance,
     ReadConformance,
     ApprovalConformance,

@@ -77,8 +77,17 @@ def test_resolve_checks_its_arguments_first(run_cli: Cli, store: str) -> None:
     assert unknown.exit_code == 4
 
 
-def test_unload_of_an_unknown_agent(run_cli: Cli, store: str) -> None:
-    assert run_cli("unload", "adda", "--store", store, "--address", NOWHERE).exit_code == 4
+@pytest.mark.parametrize("command", ["unload", "close", "purge"])
+def test_life_of_an_unknown_agent(run_cli: Cli, store: str, command: str) -> None:
+    assert run_cli(command, "adda", "--store", store, "--address", NOWHERE).exit_code == 4
+
+
+def test_a_deletion_is_asked_for(run_cli: Cli, store: str) -> None:
+    asked = run_cli("purge", "ada", "--store", store, "--address", NOWHERE)
+    assert asked.exit_code == 1
+    assert "Delete agent ada with its" in asked.stdout
+    assert run_cli("purge", "ada", "--yes", "--store", store, "--address", NOWHERE).exit_code == 6
+    assert run_cli("close", "ada", "--store", store, "--address", NOWHERE).exit_code == 6
 
 
 @pytest.mark.parametrize(

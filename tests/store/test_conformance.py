@@ -34,6 +34,10 @@ class TestSettle(suite.SettleConformance):
     pass
 
 
+class TestPurge(suite.PurgeConformance):
+    pass
+
+
 class TestContent(suite.ContentConformance):
     pass
 

@@ -39,6 +39,8 @@ from phronomy_ray.kernel.inputs import (
     Authorized,
     Cancel,
     Decide,
+    Edit,
+    EditKind,
     Expire,
     Input,
     InputBuildFailed,
@@ -116,6 +118,22 @@ class KernelMachine(KernelLaws):
             return
         self.started += 1
         assert self.feed(event)
+
+    @rule(kind=st.sampled_from([kind for kind in EditKind if kind is not EditKind.CLOSE]))
+    def edit(self, kind: EditKind) -> None:
+        knowledge = {"content": "It rains."} if kind is EditKind.ADD_KNOWLEDGE else None
+        if self.state.execution is not None:
+            with pytest.raises(AgentBusyError):
+                step(self.state, Edit(kind, knowledge), self.env())
+            return
+        self.feed(Edit(kind, knowledge))
+        view = self.state.conversation
+        if kind in (EditKind.CLEAR_TRANSCRIPT, EditKind.RESET_CONTEXT):
+            assert view.exchanges == ()
+        if kind in (EditKind.CLEAR_KNOWLEDGE, EditKind.RESET_CONTEXT):
+            assert view.knowledge == ()
+        if kind is EditKind.ADD_KNOWLEDGE:
+            assert view.knowledge[-1] == "It rains."
 
     @precondition(lambda self: self.work.prepares)
     @rule(fails=st.booleans(), blocked=st.booleans(), data=st.data())

@@ -46,16 +46,23 @@ class ModelStore:
             range(len(self.journal) + 1, len(self.journal) + len(commit.journal) + 1)
         )
         assert commit.context_revision in (root.context_revision, root.context_revision + 1)
-        touched = self._execution(commit)
-        for record in commit.journal:
-            assert record.execution_id == touched.execution_id
-        self.journal.extend(commit.journal)
-        self._rows(commit, touched)
+        if commit.execution is None and commit.new_execution is None:
+            assert self.open_execution() is None, "an agent that works was edited"
+            (record,) = commit.journal
+            assert record.execution_id is None
+            self.journal.append(record)
+        else:
+            touched = self._execution(commit)
+            for record in commit.journal:
+                assert record.execution_id == touched.execution_id
+            self.journal.extend(commit.journal)
+            self._rows(commit, touched)
         self.contents.update(commit.contents)
         self.root = replace(
             root,
             agent_revision=root.agent_revision + 1,
             context_revision=commit.context_revision,
+            transcript_generation=commit.transcript_generation,
             journal_position=commit.position_after,
             lifecycle=commit.lifecycle,
             updated_at=commit.now,
