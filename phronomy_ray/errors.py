@@ -467,6 +467,13 @@ class ErrorRecord:
             _type_name(error), _code(error), safe_message(error), tuple(causes), trace, details or None
         )
 
+    @property
+    def told(self) -> str:
+        """What people are told: the message, with the class before it when the error is not ours (``KeyError: 'x'``)."""
+        if self.code != RemoteError.default_code:
+            return self.message
+        return f"{self.type}: {self.message}" if self.message else self.type
+
     def to_wire(self) -> dict[str, Any]:
         """The JSON form."""
         wire: dict[str, Any] = {"type": self.type, "code": self.code, "message": self.message}

@@ -141,6 +141,36 @@ def redact_fields(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> An
     return _redact(value, frozenset(_normal(name) for name in names), 0)
 
 
+def restore_fields(shown: Any, original: Any, names: Collection[str]) -> Any:
+    """`shown`, an edited copy of ``redact_fields(original, names)``, with the values behind its masks put back.
+
+    Raises:
+        ValueError: a mask stands where it hides nothing of `original`, or in a changed list, where nobody can tell which value
+            was meant; the text is its place.
+    """
+    return _restore(shown, original, frozenset(_normal(name) for name in names), "$")
+
+
+def _restore(shown: Any, original: Any, names: frozenset[str], place: str) -> Any:
+    if original is not None and shown == _redact(original, names, 0):
+        return original
+    if isinstance(shown, Mapping):
+        known = original if isinstance(original, Mapping) else {}
+        restored = {}
+        for key, item in shown.items():
+            inner = f"{place}.{key}"
+            if item == REDACTED and isinstance(key, str) and _normal(key) in names:
+                if known.get(key) is None:
+                    raise ValueError(inner)
+                restored[key] = known[key]
+            else:
+                restored[key] = _restore(item, known.get(key), names, inner)
+        return restored
+    if isinstance(shown, list | tuple):
+        return [_restore(item, None, names, f"{place}[{index}]") for index, item in enumerate(shown)]
+    return shown
+
+
 def redact_json(value: Any, secrets: Iterable[str] = ()) -> Any:
     """A copy of a JSON-like value whose texts have gone through `redact_text`; of its numbers those are hidden that are
     among `secrets`.

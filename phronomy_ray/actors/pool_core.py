@@ -410,17 +410,17 @@ class PoolCore:
             worker.unused_since = now
         if item.kind is ItemKind.OUTCOME:
             self._kept.keep(item, now=now)
-            self.metrics_of.ended(item.status, now - (call.begun_at or now))
+            self.metrics_of.ended(item.status, None if call.begun_at is None else now - call.begun_at)
         call.listener.tell(item)
         call.listener.drop(call.key)
         self._notify()
 
     def _reject(self, keys: Sequence[CallKey], *, waited: bool) -> None:
-        running, queued = self._schedule.running, self._schedule.queued
+        why = self._schedule.refusal(self._name, len(keys), waited=waited)
+        details = {"pool": self._name, "running": self._schedule.running, "queued": self._schedule.queued}
         self.metrics_of.rejected += len(keys)
         for key in keys:
-            outcome = outcomes.rejected(key, pool=self._name, running=running, queued=queued, waited=waited)
-            self._settle(self._calls[key], item_of(outcome))
+            self._settle(self._calls[key], item_of(outcomes.rejected(key, why, details)))
 
     def _take_back(self, keys: Sequence[CallKey]) -> None:
         """Calls that no process has got: they have not begun."""

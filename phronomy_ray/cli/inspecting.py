@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import dropwhile
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +15,9 @@ from phronomy_ray.cli.output import between, duration, local_time, print_json, s
 from phronomy_ray.cli.session import session_of
 from phronomy_ray.cli.timeline import Moment, Story, read_story
 from phronomy_ray.journal import ApprovalStatus, ToolCallStatus
+
+#: What every file of ours has in its path.
+_OUR_CODE = f"/{Path(__file__).parents[1].name}/"
 
 
 def inspect_execution(
@@ -128,12 +133,21 @@ def _tool_call(facts: dict[str, Any]) -> tuple[Text, list[str]]:
         details.append(f"{settled['verdict']} by {settled['source']}{rule}")
     if facts["result_preview"]:
         details.append(f"-> {short(facts['result_preview'], 160)}")
+    details += raised_at(facts["traceback"])
     return title, details
+
+
+def raised_at(traceback: str) -> list[str]:
+    """The frames of the tool's own code, outermost first, a line each."""
+    frames = [frame.splitlines() for frame in traceback.split('  File "')[1:]]
+    own = list(dropwhile(lambda frame: _OUR_CODE in frame[0], frames))
+    return [f'at "{frame[0]}: {frame[1].strip() if len(frame) > 1 else ""}' for frame in own]
 
 
 def _attempt_text(item: dict[str, Any]) -> str:
     where = f", pid {item['pid']} on {item.get('node') or '?'}" if item.get("pid") else ""
-    return f"attempt {item.get('number')}: {item.get('status')}{where}"
+    why = f": {item['reason']}" if item.get("reason") else ""
+    return f"attempt {item.get('number')}: {item.get('status')}{where}{why}"
 
 
 def _approval_required(facts: dict[str, Any]) -> tuple[Text, list[str]]:

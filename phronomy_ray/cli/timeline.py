@@ -177,6 +177,7 @@ def tool_call_facts(row: ToolCallRow, events: Sequence[EventRow]) -> dict[str, A
         "seconds": between(row.started_at, row.ended_at),
         "result_preview": answered.get("preview"),
         "result_characters": answered.get("characters"),
+        "traceback": (row.error or {}).get("traceback", ""),  # code, no values
     }
 
 

@@ -12,6 +12,7 @@ A mistake in the declaration is a `ConfigurationError` when the class is made. C
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -120,6 +121,7 @@ class Agent:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _refuse_misspelt(cls)
         own = cls.__dict__.get("tool_aliases", {})
         if not isinstance(own, Mapping):
             raise ConfigurationError(f"agent {cls.__name__}: tool_aliases must be a mapping, not {own!r}")
@@ -184,6 +186,21 @@ class Agent:
         if cls._definition is None:
             raise ConfigurationError(f"agent {cls.__name__}: model is not set")
         return cls._definition
+
+
+#: What a class may set.
+_ATTRIBUTES = tuple(name for name in Agent.__annotations__ if not name.startswith("_"))
+
+
+def _refuse_misspelt(cls: type[Agent]) -> None:
+    """Raise `ConfigurationError` for an attribute that is nearly one of ours; a class may have others of its own."""
+    for name in vars(cls):
+        if not name.startswith("_") and name not in _ATTRIBUTES:
+            close = difflib.get_close_matches(name, _ATTRIBUTES, n=1, cutoff=0.85)
+            if close:
+                raise ConfigurationError(
+                    f"agent {cls.__name__}: unknown attribute {name!r}; did you mean {close[0]!r}?"
+                )
 
 
 def import_agent(class_path: str) -> type[Agent]:

@@ -30,6 +30,7 @@ from phronomy_ray.kernel.fingerprint import change_since
 from phronomy_ray.kernel.inputs import Cancel, Decide, Env, Resolve
 from phronomy_ray.kernel.state import AgentState, Execution, pending_approvals
 from phronomy_ray.kernel.transitions import ToolPhase
+from phronomy_ray.redaction import REDACTED, restore_fields
 
 
 def _held(state: AgentState, execution_id: str) -> Execution:
@@ -104,6 +105,8 @@ def is_same_answer(request: ApprovalRow, event: Decide, tools: Mapping[str, Boun
     if event.edited_arguments is None or request.edited_arguments is None:
         return event.edited_arguments is None and request.edited_arguments is None
     given: Any = event.edited_arguments
+    if given == request.edited_arguments:
+        return True  # as displays show it, masks included
     bound = tools.get(request.tool_name)
     try:
         given = bound.spec.parameters.decode(dumps(given)) if bound is not None else given
@@ -113,12 +116,21 @@ def is_same_answer(request: ApprovalRow, event: Decide, tools: Mapping[str, Boun
 
 
 def _decoded(row: ToolCallRow, given: dict[str, Any], tools: Mapping[str, BoundTool]) -> dict[str, Any]:
+    spec = tools[row.tool_name].spec
+    details = {"tool_name": row.tool_name, "tool_call_id": row.tool_call_id}
     try:
-        return tools[row.tool_name].spec.parameters.decode(dumps(given))
+        meant = restore_fields(given, row.arguments, spec.redact_params)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"the edited arguments of tool {row.tool_name!r} hold {REDACTED!r} at {error}, where it stands for no value of "
+            "the model's; write the value itself",
+            details=details,
+        ) from None
+    try:
+        return spec.parameters.decode(dumps(meant))
     except ArgumentError as error:
         raise InvalidInputError(
-            f"the edited arguments do not fit tool {row.tool_name!r}: {error}",
-            details={"tool_name": row.tool_name, "tool_call_id": row.tool_call_id},
+            f"the edited arguments do not fit tool {row.tool_name!r}: {error}", details=details
         ) from None
 
 

@@ -96,9 +96,15 @@ class ToolCall:
             ended_at=now,
         )
 
-    def lost(self) -> ToolCall:
-        """Its owner or worker died before an outcome arrived: note the lost attempt, keep the phase."""
-        entry = {"number": self.row.attempt, "status": "lost"}
+    def lost(self, outcome: ToolOutcome | None = None) -> ToolCall:
+        """Its owner or worker died before an outcome arrived: note the lost attempt, keep the phase.
+
+        `outcome` is what is told of a lost worker.
+        """
+        entry: dict[str, Any] = {"number": self.row.attempt, "status": "lost"}
+        if outcome is not None:
+            entry |= {"node": outcome.node, "pid": outcome.pid, "started_at": outcome.started_at}
+            entry["reason"] = outcome.error.message if outcome.error is not None else ""
         return ToolCall(self.phase, replace(self.row, attempts=[*self.row.attempts, entry]))
 
     def stop_for_change(self, why: str, *, fatal: bool, now: datetime) -> ToolCall:

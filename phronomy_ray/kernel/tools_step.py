@@ -200,7 +200,7 @@ def apply_outcomes(draft: Draft, outcomes: Sequence[ToolOutcome]) -> bool:
         outcome = found
         if outcome.status is ToolCallStatus.UNKNOWN and call.row.replay != Replay.NEVER and not stopping:
             if call.row.attempt < MAX_DISPATCHES:
-                batch.append(call.running().lost())
+                batch.append(call.running().lost(outcome))
                 again.add(call.row.tool_call_id)
                 continue
             outcome = worker_died(outcome, call.row.attempt)
@@ -321,7 +321,7 @@ def journal_batch(draft: Draft, *, notice: str = "") -> ErrorRecord | None:
             fatal = ErrorRecord(
                 "ToolTimeoutError" if row.status is ToolCallStatus.TIMED_OUT else "ToolError",
                 "tool_timeout" if row.status is ToolCallStatus.TIMED_OUT else ToolError.default_code,
-                f"tool {row.tool_name!r} failed: {cause.message}",
+                f"tool {row.tool_name!r} failed: {cause.told}",
                 (replace(cause, causes=(), traceback=""), *cause.causes),
                 details={"tool_name": row.tool_name, "tool_call_id": row.tool_call_id},
             )

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from phronomy_ray.canonical_json import dumps
-from phronomy_ray.errors import SerializationError, StoreError
+from phronomy_ray.errors import ErrorRecord, SerializationError, StoreError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import EventRow, ToolCallRow, ToolCallStatus
 from phronomy_ray.redaction import REDACTED, is_secret_number, number_text, redact_text
@@ -141,8 +141,8 @@ def trace_of(row: ToolCallRow, shown_arguments: Any, *, hide_result: bool) -> To
         arguments = _shown(shown_arguments, secrets)
         if row.result is None or not hide_result:
             result = _shown(row.result, secrets)
-        told = (row.error or {}).get("message", "")
-        error = _clip(redact_text(str(told)[: 2 * MAX_FIELD_CHARS], secrets))
+        told = ErrorRecord.from_wire(row.error).told if row.error else ""
+        error = _clip(redact_text(told[: 2 * MAX_FIELD_CHARS], secrets))
         if told and hide_result:
             error = REDACTED
     except Exception as failure:  # noqa: BLE001 - a trace that cannot be made hides its values and harms nobody

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from phronomy_ray.clock import timestamp
 from phronomy_ray.errors import BackpressureError, ErrorRecord, PhronomyError, ToolError, ToolTimeoutError
@@ -55,14 +56,9 @@ def gave_up(key: CallKey, limit_s: float) -> ToolOutcome:
     return _failed(key, ToolTimeoutError(text), ToolCallStatus.TIMED_OUT)
 
 
-def rejected(key: CallKey, *, pool: str, running: int, queued: int, waited: bool) -> ToolOutcome:
-    """The pool is full; nothing of the batch has run."""
-    how = "there was no room in time" if waited else "there is no room"
-    error = BackpressureError(
-        f"the call was not performed: {how} in pool {pool!r} ({running} running, {queued} queued); try again later",
-        details={"pool": pool, "running": running, "queued": queued},
-    )
-    return _failed(key, error)
+def rejected(key: CallKey, why: str, details: dict[str, Any]) -> ToolOutcome:
+    """The pool had no room for the call's batch; nothing of the batch has run."""
+    return _failed(key, BackpressureError(f"the call was not performed: {why}", details=details))
 
 
 def pool_unavailable(key: CallKey, reason: str) -> ToolOutcome:

@@ -59,12 +59,13 @@ class PoolMetrics:
         if len(self._samples[0]) < MAX_SAMPLES:
             self._samples[0].append(seconds)
 
-    def ended(self, status: str, seconds: float, *, abandoned: bool = False) -> None:
-        """A call got its outcome so long after its body began."""
+    def ended(self, status: str, seconds: float | None, *, abandoned: bool = False) -> None:
+        """A call got its outcome so long after its body began; ``None`` when none began."""
         self.outcomes[status] = self.outcomes.get(status, 0) + 1
-        self._run.add(seconds)
-        if len(self._samples[1]) < MAX_SAMPLES:
-            self._samples[1].append(seconds)
+        if seconds is not None:
+            self._run.add(seconds)
+            if len(self._samples[1]) < MAX_SAMPLES:
+                self._samples[1].append(seconds)
         self.given_up += abandoned
 
     def take_samples(self) -> tuple[list[float], list[float]]:

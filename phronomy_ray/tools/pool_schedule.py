@@ -94,12 +94,22 @@ class PoolSchedule:
         if self._fits(len(calls)) and not self._waiting:
             self._queue(agent_id, calls)
             return Admission.ADMITTED
-        never_fits = len(calls) > self._config.max_running + self._config.max_queued
-        if never_fits or self._config.when_full is WhenFull.REJECT:
+        if self._never_fits(len(calls)) or self._config.when_full is WhenFull.REJECT:
             return Admission.REJECTED
         self._waiting.append(_Batch(agent_id, tuple(calls), now + self._config.queue_timeout_s))
         self._waiting_calls += len(calls)
         return Admission.WAITING
+
+    def refusal(self, pool: str, calls: int, *, waited: bool) -> str:
+        """Why there is no room for so many more calls, in words."""
+        running, queued = self._config.max_running, self._config.max_queued
+        if not waited and self._never_fits(calls):
+            return (
+                f"a batch of {calls} calls never fits into pool {pool!r}, which takes {running + queued} "
+                f"(max_running={running}, max_queued={queued})"
+            )
+        how = "there was no room in time" if waited else "there is no room"
+        return f"{how} in pool {pool!r} ({self.running} of {running} running, {self.queued} of {queued} queued); try again later"
 
     def grant(self, *, now: float) -> list[CallKey]:
         """Calls that may start now, in order; each holds a share until `release`."""
@@ -203,6 +213,9 @@ class PoolSchedule:
     @property
     def _free(self) -> int:
         return max(0, self._config.max_running - len(self._running))
+
+    def _never_fits(self, calls: int) -> bool:
+        return calls > self._config.max_running + self._config.max_queued
 
     def _fits(self, calls: int) -> bool:
         return len(self._queued) + calls <= self._config.max_queued + self._free

@@ -251,7 +251,7 @@ def test_a_batch_that_does_not_fit_is_refused_whole_and_the_pool_works_afterward
     swimmer: AgentHandle, shared_bench: Bench
 ) -> None:
     result = swimmer.start(turn([("nimble", {"text": str(n)}) for n in range(7)]))
-    with pytest.raises(Exception, match="there is no room in pool 'narrow'"):
+    with pytest.raises(Exception, match="a batch of 7 calls never fits into pool 'narrow', which takes 6"):
         result.result(PATIENCE_S)
     rows = ledger(shared_bench, result.view())
     assert {row.status.value for row in rows} == {"failed"}

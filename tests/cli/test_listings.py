@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import Result
 
 from phronomy_ray import __version__
 from phronomy_ray.cli.app import hoist_global_options
+from phronomy_ray.cli.inspecting import raised_at
 
 Cli = Callable[..., Result]
 
@@ -121,6 +123,26 @@ def test_inspect_never_shows_a_redacted_argument(run_cli: Cli, store: str) -> No
     for more in ([], ["--json"]):
         output = run_cli("--store", store, "inspect", "ex_ada", *more).output
         assert "hunter2" not in output
+
+
+def test_inspect_names_the_lines_of_a_tool_that_raised_and_none_of_ours() -> None:
+    def body() -> None:
+        json.loads("{")
+
+    def frames(depth: int) -> str:
+        try:
+            body()
+        except ValueError as error:
+            told = traceback.format_tb(error.__traceback__)
+        return "".join(
+            [f'  File "/x/phronomy_ray/tools/envelope.py", line {n}, in run\n' for n in range(depth)] + told
+        )
+
+    for depth in (0, 2):
+        lines = raised_at(frames(depth))
+        assert 'in body: json.loads("{")' in lines[1]
+        assert not any("envelope.py" in line for line in lines)
+    assert raised_at("") == []
 
 
 def test_inspect_says_how_to_answer(run_cli: Cli, store: str, pending: Any) -> None:

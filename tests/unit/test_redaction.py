@@ -12,6 +12,7 @@ from phronomy_ray.redaction import (
     redact_fields,
     redact_json,
     redact_text,
+    restore_fields,
     secret_values,
 )
 
@@ -92,6 +93,22 @@ def test_O01_fields_are_redacted_by_name_at_any_depth() -> None:
     circle: dict[str, object] = {}
     circle["self"] = circle
     assert redact_fields(circle)
+
+
+def test_masked_fields_are_restored_where_it_is_certain_what_they_hid() -> None:
+    original = {"to": "a", "card": {"pin": "1", "n": 2}, "list": [{"pin": "3", "n": 4}], "pin": None}
+    shown = redact_fields(original, ["pin"])
+    assert restore_fields(shown, original, ["pin"]) == original
+    edited = shown | {"to": "b", "card": shown["card"] | {"n": 5}}
+    assert restore_fields(edited, original, ["pin"]) == original | {"to": "b", "card": {"pin": "1", "n": 5}}
+    assert restore_fields({"pin": "9", "text": REDACTED}, original, ["pin"]) == {"pin": "9", "text": REDACTED}
+    for wrong, place in (
+        ({"pin": REDACTED}, r"\$\.pin"),
+        ({"other": {"pin": REDACTED}}, r"\$\.other\.pin"),
+        ({"list": [{"pin": REDACTED, "n": 5}]}, r"\$\.list\[0\]\.pin"),
+    ):
+        with pytest.raises(ValueError, match=place):
+            restore_fields(wrong, original, ["pin"])
 
 
 def test_long_hostile_text_is_linear() -> None:

@@ -181,6 +181,7 @@ async def test_a_full_pool_refuses_at_once_and_takes_the_next_batch_that_fits() 
     refused, listener = pool.submit(1, agent="b")
     assert outcomes(listener) == {refused[0]: (ItemKind.OUTCOME, "failed")}
     assert not listener.open
+    assert pool.core.metrics_of.to_wire()["run"]["count"] == 0, "nothing ran"  # type: ignore[index]
     pool.ready()
     pool.end(first)
     again, listener = pool.submit(1, agent="b")

@@ -259,3 +259,17 @@ def test_whatever_a_module_raises_is_the_same_error(tmp_path: Path, monkeypatch:
     with pytest.raises(DefinitionUnavailableError, match="KeyError: 'THIS_NODE") as caught:
         import_agent("needs_a_variable:Clerk")
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("max_iteration", "max_iterations"), ("tool", "tools"), ("tool_approval_polcy", "tool_approval_policy")],
+)
+def test_an_attribute_that_is_nearly_one_of_ours_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"agent Odd: unknown attribute '{name}'; did you mean '{meant}'"
+    ):
+        type("Odd", (Clerk,), {name: staticmethod(lambda request: "allow")})
+    assert type(
+        "Own", (Clerk,), {"tags": ["a"], "timeout_s": 3, "name": "x", "description": "", "helper": print}
+    )

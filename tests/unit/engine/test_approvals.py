@@ -279,6 +279,45 @@ async def test_edited_arguments_run_in_the_place_of_the_models(lab: Any) -> None
         await engine.decide(Decide("ex1", request, True, "bob", None, {"n": 8}))
 
 
+async def test_an_edit_of_what_a_display_shows_keeps_the_values_behind_the_masks(lab: Any) -> None:
+    paid: list[tuple[str, int]] = []
+
+    @tool(requires_approval=True, redact_params=["account"])
+    async def pay(account: str, cents: int) -> str:
+        paid.append((account, cents))
+        return "paid"
+
+    script = [calls(call("pay", {"account": "X-12", "cents": 900})), final("x")]
+    engine = lab.engine(lab.define(script, pay))
+    await engine.start("ex1", "go")
+    result = await lab.suspension(engine)
+    (request,) = ids(result)
+    shown = result.approvals[0].arguments
+    assert shown == {"account": "[REDACTED]", "cents": 900}
+    answered = await engine.decide(Decide("ex1", request, True, "ann", None, shown | {"cents": 7}))
+    assert answered.decision is not None
+    assert answered.decision.edited_arguments == {"account": "[REDACTED]", "cents": 7}
+    await lab.end(engine)
+    assert paid == [("X-12", 7)]
+    same = await engine.decide(Decide("ex1", request, True, "bob", None, shown | {"cents": 7}))
+    assert same.decision is not None
+    assert same.decision.decided_by == "ann"
+
+
+async def test_a_mask_that_stands_for_nothing_is_refused_in_an_edit(lab: Any) -> None:
+    @tool(requires_approval=True, redact_params=["account"])
+    async def pay(account: str | None = None, cents: int = 1) -> str:
+        return f"{account} {cents}"
+
+    engine = lab.engine(lab.define([calls(call("pay", {"cents": 9})), final("x")], pay))
+    await engine.start("ex1", "go")
+    (request,) = ids(await lab.suspension(engine))
+    with pytest.raises(
+        InvalidInputError, match=r"hold '\[REDACTED\]' at \$\.account, where it stands for no value"
+    ):
+        await engine.decide(Decide("ex1", request, True, edited_arguments={"account": "[REDACTED]"}))
+
+
 async def test_A10_a_stored_decision_holds_whatever_comes_with_the_restart(lab: Any) -> None:
     given: list[Any] = []
 

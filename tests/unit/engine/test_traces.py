@@ -55,6 +55,7 @@ async def test_every_call_has_one_row_whatever_became_of_it(lab: Any) -> None:
     )
     await lab.run(lab.engine(lab.define([batch, final("x")], look, breaks, stuck, reports)))
     found = traced(lab, execution_id="ex1")
+    assert found[1].error == "ValueError: out of paper"
     assert [(trace.tool_name, trace.status.value, trace.ok, trace.attempts) for trace in found] == [
         ("look", "succeeded", True, 1),
         ("breaks", "failed", False, 1),

@@ -72,6 +72,7 @@ async def test_a_replayable_call_whose_worker_was_lost_runs_again(lab: Any) -> N
     (row,) = lab.store.tool_calls("ex1")
     assert (row.status, row.attempt, row.result) == (ToolCallStatus.SUCCEEDED, 3, "safe")
     assert [attempt["status"] for attempt in row.attempts] == ["lost", "lost", "succeeded"]
+    assert [attempt.get("reason") for attempt in row.attempts] == ["the worker was lost"] * 2 + [None]
 
 
 async def test_a_call_that_loses_every_worker_fails_in_the_end(lab: Any) -> None:

@@ -44,6 +44,13 @@ def test_a_full_pool_takes_a_batch_whole_or_not_at_all() -> None:
     assert schedule.submit("a", calls("a", 4), now=0) is Admission.ADMITTED
     assert len(schedule.grant(now=0)) == 2
     assert schedule.submit("b", calls("b", 2), now=0) is Admission.REJECTED
+    assert "no room in pool 'p' (2 of 2 running, 2 of 3 queued); try again" in schedule.refusal(
+        "p", 2, waited=False
+    )
+    assert "in time" in schedule.refusal("p", 2, waited=True)
+    assert "6 calls never fits into pool 'p', which takes 5 (max_running=2" in schedule.refusal(
+        "p", 6, waited=False
+    )
     assert schedule.submit("b", calls("b", 1), now=0) is Admission.ADMITTED
     assert (schedule.running, schedule.queued) == (2, 3)
     schedule.release(("a-0", 1), now=0)
