@@ -33,7 +33,15 @@ _LOG = logging.getLogger("phronomy_ray.mcp")
 #: How much of a server's error output is kept for error texts, in bytes.
 MAX_TAIL_BYTES = 2_000
 _GONE_STATUS = 404
-_WIRE_LOGGERS = ("mcp", "client", "httpx2", "httpcore2")
+#: Loggers of what travels, and the level that they are given. The last one writes each line of a server that is no message,
+#: as it came and with a traceback; `connection` tells of it without secrets.
+_WIRE_LOGGERS = {
+    "mcp": logging.WARNING,
+    "client": logging.WARNING,
+    "httpx2": logging.WARNING,
+    "httpcore2": logging.WARNING,
+    "mcp.client.stdio": logging.CRITICAL,
+}
 _FIRST_ERROR_STATUS = 400
 
 
@@ -138,10 +146,10 @@ def need_sdk() -> None:
         raise ConfigurationError(
             "tools of MCP servers need the `mcp` package where the servers are reached: install phronomy-ray[mcp]"
         ) from error
-    for name in _WIRE_LOGGERS:
+    for name, level in _WIRE_LOGGERS.items():
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
-            logger.setLevel(logging.WARNING)
+            logger.setLevel(level)
 
 
 def open_streams(

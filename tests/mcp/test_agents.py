@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from phronomy_ray.definition.tool import tool
+from phronomy_ray.errors import ToolError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.mcp import McpServer, close_local, mcp_tools
@@ -249,6 +251,23 @@ async def test_no_secret_of_a_server_is_stored_told_or_logged(
     stored = b"".join(path.read_bytes() for path in desk.folder.iterdir())
     assert canary.encode() not in stored
     assert canary not in caplog.text
+
+
+async def test_what_a_server_writes_beside_its_messages_is_logged_without_its_secrets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    canary = "canary-9b1e44d2"
+    chatter = "import os; print('my', os.environ['TOKEN'], flush=True); input()"
+    server = McpServer(
+        "chatty", command=[sys.executable, "-c", chatter], env={"TOKEN": canary}, connect_timeout_s=10
+    )
+    with pytest.raises(ToolError):
+        await mcp_tools(server)
+    await close_local()
+    assert "mcp server chatty sent what is no message" in caplog.text
+    assert canary not in caplog.text
+    assert canary[:10] not in caplog.text
 
 
 async def test_closing_leaves_no_process(make_site: Callable[..., Site], desk: Desk) -> None:
