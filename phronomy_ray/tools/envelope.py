@@ -10,9 +10,11 @@ import asyncio
 import copy
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
@@ -44,6 +46,8 @@ from phronomy_ray.tools.process import Process, run_to_result
 MAX_ERROR_CHARS = 600
 #: Timeouts above this give a deadline this far away, in seconds: a date has an end.
 MAX_DEADLINE_S = 1e9
+#: How soon a cancelled call is noticed that waits for its next attempt, in seconds.
+_CANCEL_POLL_S = 0.05
 _RETRY_WAIT = wait_exponential(multiplier=0.1, max=5)
 
 NODE = socket.gethostname()
@@ -117,7 +121,9 @@ def run_sync(
         value: Any = None
         attempts: Iterable[AbstractContextManager[Any]] = (nullcontext(),)
         if bound.spec.retries:  # tenacity costs as much as all the rest
-            attempts = Retrying(**_retry_options(bound, is_cancelled, end))
+            attempts = Retrying(
+                **_retry_options(bound, is_cancelled, end), sleep=partial(_rest, is_cancelled=is_cancelled)
+            )
         for attempt in attempts:
             on_attempt()
             with attempt:
@@ -265,6 +271,13 @@ def _retry_options(bound: BoundTool, is_cancelled: Callable[[], bool], end: Phys
         "before": before,
         "reraise": True,
     }
+
+
+def _rest(wait_s: float, *, is_cancelled: Callable[[], bool]) -> None:
+    """Wait before another attempt, on a thread; no longer than the call is wanted."""
+    until = time.monotonic() + wait_s
+    while not is_cancelled() and (left_s := until - time.monotonic()) > 0:
+        time.sleep(min(left_s, _CANCEL_POLL_S))
 
 
 def _succeeded(

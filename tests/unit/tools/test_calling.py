@@ -10,12 +10,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tenacity import wait_fixed
 
 from phronomy_ray.definition.tool import ExecutionMode, Tool, ToolCompletion, tool
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ConfigurationError, SerializationError
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.tool_calls import ToolContext, ToolInvocation, ToolLate, ToolOutcome, ToolStarted
+from phronomy_ray.tools import envelope
 from phronomy_ray.tools.cooperative import CooperativeRuns
 from phronomy_ray.tools.envelope import run_async, run_sync
 from phronomy_ray.tools.local_executor import LocalToolExecutor
@@ -371,6 +373,30 @@ async def test_a_body_that_stops_for_a_cancellation_is_cancelled_and_not_tried_a
         outcome = await asyncio.to_thread(run_sync, bound(polite), call, is_cancelled=lambda: len(ran) > 1)
     assert outcome.status is ToolCallStatus.CANCELLED
     assert len(ran) == 2
+
+
+@both
+async def test_a_call_that_waits_for_its_next_attempt_is_cancelled_at_once(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envelope, "_RETRY_WAIT", wait_fixed(3 * GUARD_S))
+    tried = threading.Event()
+
+    @tool(replay="safe", retries=3)
+    def flaky() -> str:
+        tried.set()
+        raise ValueError("again")
+
+    call = invocation("flaky")
+    async with asyncio.timeout(GUARD_S):
+        if mode == "loop":
+            task = asyncio.ensure_future(run_async(bound(flaky), call, is_cancelled=tried.is_set))
+            await asyncio.to_thread(tried.wait)
+            task.cancel()
+            outcome = await task
+        else:
+            outcome = await asyncio.to_thread(run_sync, bound(flaky), call, is_cancelled=tried.is_set)
+    assert outcome.status is ToolCallStatus.CANCELLED
 
 
 @both
