@@ -32,6 +32,8 @@ from phronomy_ray.tool_calls import ToolContext
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 WHOLE_PARAMETER = "arguments"
+#: With how many schemas one value may be compared: references can make a short text into any number of them.
+MAX_APPLIED = 10_000
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 #: Keywords beside which the root's properties are not all that it may hold.
 _COMPOSITION = frozenset(
@@ -172,7 +174,7 @@ def _check_references(schema: dict[str, Any], wrong: Callable[[str], Configurati
     """Every reference is inside `schema` and leads somewhere; every pattern is one."""
     waiting: list[Any] = [schema]
     seen: set[int] = set()
-    fine: set[int] = set()
+    sizes: dict[int, int | None] = {}
     while waiting:
         for item in schema_walk.subschemas(waiting.pop()):
             if id(item) in seen:
@@ -193,28 +195,43 @@ def _check_references(schema: dict[str, Any], wrong: Callable[[str], Configurati
                     re.compile(pattern or "")
                 except re.error as error:
                     raise wrong(f"pattern {pattern!r} is not a regular expression: {error}") from None
-            if _is_endless(item, schema, set(), fine):
+            size = _applied(item, schema, sizes)
+            if size is None:
                 raise wrong("the schema refers to itself without an object or list in between")
+            if size > MAX_APPLIED:
+                raise wrong(f"one value would be compared with more than {MAX_APPLIED} schemas")
 
 
-def _is_endless(item: Any, root: dict[str, Any], above: set[int], fine: set[int]) -> bool:
-    """Whether reading one value by `item` would never end: it applies itself to the very same value.
+def is_bounded(schema: dict[str, Any]) -> bool:
+    """Whether reading a value by `schema`, or by one inside it, takes no more than `MAX_APPLIED` comparisons on each level."""
+    sizes: dict[int, int | None] = {}
+    found = (_applied(item, schema, sizes) for item in schema_walk.subschemas(schema))
+    return all(size is not None and size <= MAX_APPLIED for size in found)
 
-    `above` holds the schemas that are being looked at, and `fine` those that were: each is looked at once.
+
+def _applied(item: Any, root: dict[str, Any], sizes: dict[int, int | None]) -> int | None:
+    """With how many schemas one value is compared that is read by `item`; ``None`` when that would never end, since it
+    applies itself to the very same value.
+
+    `sizes` holds what is known by schema, ``None`` for those that are being looked at: each is looked at once, while one
+    that is referred to twice counts twice, as it does for the validator.
     """
-    if not isinstance(item, dict) or id(item) in fine:
-        return False
-    if id(item) in above:
-        return True
+    if not isinstance(item, dict):
+        return 1
+    if id(item) in sizes:
+        return sizes[id(item)]
+    sizes[id(item)] = None
     applied = [part for key in ("allOf", "anyOf", "oneOf") for part in item.get(key, ())]
     applied += [item[key] for key in ("not", "if", "then", "else") if key in item]
     applied += [schema_walk.lookup(item[key], root) for key in _REFERENCES if isinstance(item.get(key), str)]
-    above.add(id(item))
-    if any(_is_endless(part, root, above, fine) for part in applied):
-        return True
-    above.remove(id(item))
-    fine.add(id(item))
-    return False
+    total = 1
+    for part in applied:
+        size = _applied(part, root, sizes)
+        if size is None:
+            return None
+        total += size
+    sizes[id(item)] = total
+    return total
 
 
 def _check_values(schema: dict[str, Any], wrong: Callable[[str], ConfigurationError]) -> None:

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phronomy_ray.canonical_json import JSONValue, dumps_plain, to_json_value
+from phronomy_ray.definition.raw_schema import is_bounded
 from phronomy_ray.errors import SerializationError, ToolError
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.failures import TOOL_FAILED, broken
@@ -92,6 +93,8 @@ def _check_structured(endpoint: McpEndpoint, tool: str, value: Any, schema: Mapp
     validator_class = validator_for(schema)
     try:
         validator_class.check_schema(schema)
+        if not is_bounded(dict(schema)):
+            raise SchemaError("comparing a value with it would not end")
         # an empty registry: references stay within the document, nothing is fetched
         errors = list(validator_class(schema, registry=Registry()).iter_errors(value))
     except (SchemaError, Unresolvable) as error:

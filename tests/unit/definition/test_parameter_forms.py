@@ -30,16 +30,35 @@ class Node(BaseModel):
 # --- pydantic models ----------------------------------------------------------------------------------------
 
 
-def test_references_that_share_their_targets_are_looked_at_once() -> None:
-    steps = {f"s{n}": {"anyOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
-    schema = {
+def doubling(levels: int, link: Any) -> dict[str, Any]:
+    """A schema in which each level refers to the next one twice, in the way of `link`."""
+    steps = {f"s{n}": link([{"$ref": f"#/$defs/s{n + 1}"}] * 2) for n in range(levels)}
+    return {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/s0"}},
         "required": ["a"],
-        "$defs": {**steps, "s60": {}},
+        "$defs": {**steps, f"s{levels}": {}},
     }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        doubling(10, lambda both: {"anyOf": both}),
+        doubling(60, lambda both: {"properties": {"b": both[0], "c": both[1]}}),
+    ],
+)
+def test_references_that_share_their_targets_are_looked_at_once(schema: dict[str, Any]) -> None:
     made = tool(parameters=schema)(of_a)
     assert made.spec.parameters.bind({"a": 1}, None)
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_short_schema_cannot_make_its_validation_endless(keyword: str, foreign: bool) -> None:
+    schema = doubling(60, lambda both: {keyword: both})
+    with pytest.raises(ConfigurationError, match="compared with more than 10000 schemas"):
+        parameters_from_schema(schema, tool="mine", foreign=foreign)
 
 
 def test_a_model_that_contains_itself() -> None:

@@ -123,7 +123,23 @@ def test_a_result_that_breaks_the_promised_schema_is_a_protocol_error(
     assert error.details["may_have_run"] is True
 
 
-@pytest.mark.parametrize("schema", [{"type": 7}, {"$ref": "https://example.com/schema.json"}])
+#: A short text that means 2 to the 40 comparisons.
+ENDLESS = {
+    "$ref": "#/$defs/s0",
+    "$defs": {**{f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(40)}, "s40": {}},
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 7},
+        {"anyOf": 3},
+        {"$ref": "https://example.com/schema.json"},
+        {"allOf": [{"$ref": "#"}]},
+        ENDLESS,
+    ],
+)
 def test_an_output_schema_that_cannot_be_used_is_a_protocol_error_and_nothing_is_fetched(
     schema: dict[str, Any],
 ) -> None:
