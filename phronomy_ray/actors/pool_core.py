@@ -119,7 +119,7 @@ class PoolCore:
         self._take_back([call.key for call in self._of(execution_id)])
         by_worker: dict[str, list[CallKey]] = {}
         for call in self._of(execution_id):
-            if call.kind is Kind.TASK:
+            if call.kind is not Kind.THREAD:
                 self._fleet.end_task(call.key)
             else:
                 by_worker.setdefault(call.worker_id, []).append(call.key)
@@ -303,7 +303,7 @@ class PoolCore:
             if call is None:
                 continue
             call.state = CallState.PLACED
-            if call.kind is Kind.TASK:
+            if call.kind is not Kind.THREAD:
                 call.state, call.sent_at = CallState.SENT, now
                 self._fleet.run_task(call.batch, call.call)
             else:

@@ -35,8 +35,8 @@ class PoolConfig:
     when_full: WhenFull = WhenFull.REJECT
     #: How long a batch waits for room under ``wait``, in seconds.
     queue_timeout_s: float = 30.0
-    #: Calls of one agent and kind (thread or task) that run at once; no bound of its own by default. Agents take turns
-    #: in any case.
+    #: Calls of one agent and kind (thread, task, task that needs more than a CPU) that run at once; no bound of its own by
+    #: default. Agents take turns in any case.
     max_running_per_agent: int | None = None
     #: What other agents have a claim to (an equal part for each that used the pool in the last two seconds) and leave unused is
     #: lent after so long, in seconds; 0 lends at once. An agent that has the pool to itself waits for nothing.

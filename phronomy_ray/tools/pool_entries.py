@@ -59,7 +59,12 @@ class PoolEntry:
     @property
     def kind(self) -> Kind:
         """What it runs in."""
-        return Kind.THREAD if self.call.task_options is None else Kind.TASK
+        options = self.call.task_options
+        if options is None:
+            return Kind.THREAD
+        return (
+            Kind.TASK if not set(options) - {"num_cpus"} and options.get("num_cpus", 1) <= 1 else Kind.SCARCE
+        )
 
     @property
     def has_outcome(self) -> bool:
@@ -103,7 +108,7 @@ class Overdue(enum.Enum):
 def overdue(call: PoolEntry, worker: WorkerEntry | None, *, grace_s: float, now: float) -> Overdue:
     """What is to be done about a sent call. A worker gives up its bodies itself, and has `grace_s` seconds more to say so."""
     limit_s = call.call.limit_s
-    if call.kind is Kind.TASK:
+    if call.kind is not Kind.THREAD:
         is_over = call.begun_at is not None and now >= call.begun_at + limit_s
         return Overdue.KILL if is_over else Overdue.NOTHING
     limit_s += grace_s

@@ -6,7 +6,8 @@
   not at once (`PoolConfig.borrow_after_s`): agents that begin together do not begin at the same instant, and the first of
   them would take everything.
 * Calls that get a task of their own have a bound of their own beside the pool's, near the number of CPUs: what waits beyond
-  that in Ray's queue would be served in its order, which knows no agents.
+  that in Ray's queue would be served in its order, which knows no agents. Tasks that ask for more than a CPU have one for
+  themselves, since those that wait in Ray for what is scarce, or is nowhere, must not hold up all the others.
 * A share is held from the grant until `release`, which is when the body has physically ended: a body that was given up
   and still runs keeps its share.
 
@@ -42,7 +43,10 @@ class Kind(enum.Enum):
     """What a call runs in."""
 
     THREAD = "thread"
+    #: A task on one CPU, or less.
     TASK = "task"
+    #: A task that asks for anything else; Ray may have no node for it now, or ever.
+    SCARCE = "scarce"
 
 
 class _Line(NamedTuple):
@@ -72,14 +76,15 @@ class PoolSchedule:
     """Shares of one pool. All times are seconds of one monotonic clock."""
 
     def __init__(self, config: PoolConfig, *, max_tasks: int | None = None) -> None:
-        """`max_tasks`: calls of `Kind.TASK` that run at once; the pool's bound by default."""
+        """`max_tasks`: calls of each kind of task that run at once; the pool's bound by default."""
         self._config = config
         self.max_tasks = max_tasks
         self._lines: dict[_Line, _Queue] = {}
         #: Lines with queued calls that may be granted one, the next one first.
         self._turns: OrderedDict[_Line, None] = OrderedDict()
         self._running: dict[CallKey, _Line] = {}
-        self._tasks = 0
+        #: Calls that run, by kind.
+        self._of_kind: Counter[Kind] = Counter()
         self._queued: dict[CallKey, _Line] = {}
         self._waiting: deque[_Batch] = deque()
         self._waiting_calls = 0
@@ -120,7 +125,7 @@ class PoolSchedule:
         borrowers: deque[_Line] = deque()
         while self._turns and self._free > 0:
             line, _ = self._turns.popitem(last=False)
-            if line.kind is Kind.TASK and self.max_tasks is not None and self._tasks >= self.max_tasks:
+            if self._is_full(line.kind):
                 passed.append(line)
             elif line.kind is Kind.THREAD and self._lines[line].running >= share:
                 borrowers.append(line)
@@ -151,7 +156,7 @@ class PoolSchedule:
         self._hear(line.agent_id, now)
         queue = self._lines[line]
         queue.running -= 1
-        self._tasks -= line.kind is Kind.TASK
+        self._of_kind[line.kind] -= 1
         self._take_turn(line, queue)
         self._forget_if_empty(line, queue)
         return True
@@ -220,13 +225,18 @@ class PoolSchedule:
     def _fits(self, calls: int) -> bool:
         return len(self._queued) + calls <= self._config.max_queued + self._free
 
+    def _is_full(self, kind: Kind) -> bool:
+        return (
+            kind is not Kind.THREAD and self.max_tasks is not None and self._of_kind[kind] >= self.max_tasks
+        )
+
     def _start(self, line: _Line) -> CallKey:
         queue = self._lines[line]
         key = queue.waiting.popleft()
         del self._queued[key]
         self._running[key] = line
         queue.running += 1
-        self._tasks += line.kind is Kind.TASK
+        self._of_kind[line.kind] += 1
         if not queue.waiting:
             queue.wants_since = None
         self._take_turn(line, queue)

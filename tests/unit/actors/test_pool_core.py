@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
 
 from phronomy_ray.actors.pool_core import PoolCore
 from phronomy_ray.journal import ToolCallStatus
@@ -82,11 +85,14 @@ class Pool:
         execution: str = "",
         lane: Lane = Lane.REPLAYABLE,
         task: bool = False,
+        options: Mapping[str, Any] | None = None,
         epoch: int = 1,
         keys: Sequence[CallKey] = (),
     ) -> tuple[list[CallKey], Subscription]:
         made = list(keys) or [(f"tc{next(NUMBERS)}", 1) for _ in range(count)]
-        calls = tuple(PoolCall(key, "tool", lane, 10.0, b"", {} if task else None) for key in made)
+        calls = tuple(
+            PoolCall(key, "tool", lane, 10.0, b"", options or ({} if task else None)) for key in made
+        )
         listener = Subscription()
         batch = PoolBatch(agent, execution or f"ex-{agent}", epoch, SETUP, b"", "k", calls)
         self.core.submit(batch, listener)
@@ -243,6 +249,15 @@ async def test_a_task_that_ends_without_an_outcome_is_unknown() -> None:
 
 
 # --- time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [{"num_cpus": 0.0, "resources": {"nowhere": 1}}, {"num_cpus": 512.0}])
+async def test_tasks_that_no_node_can_run_hold_up_no_other_agent(wanted: dict[str, Any]) -> None:
+    pool = Pool()
+    pool.submit(20, options=wanted)
+    assert len(pool.fleet.tasks) == 4
+    [key], _ = pool.submit(agent="b", options={"num_cpus": 1.0})
+    assert pool.fleet.tasks[4:] == [key]
 
 
 async def test_a_runaway_task_is_killed_at_its_limit_which_starts_with_its_body() -> None:

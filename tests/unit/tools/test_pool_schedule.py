@@ -101,6 +101,17 @@ def test_tasks_have_a_bound_of_their_own_and_block_no_threads() -> None:
     assert schedule.grant(now=0) == keys("b", 1)
 
 
+def test_tasks_that_nothing_can_run_hold_up_no_others() -> None:
+    schedule = PoolSchedule(PoolConfig(max_running=10), max_tasks=2)
+    schedule.submit("a", calls("a", 20, Kind.SCARCE), now=0)
+    assert schedule.grant(now=0) == keys("a", 2)
+    schedule.submit("b", [*calls("b", 1, Kind.TASK), *calls("b", 1, Kind.SCARCE, start=1)], now=0)
+    assert schedule.grant(now=0) == keys("b", 1)
+    schedule.release(("a-0", 1), now=0)
+    schedule.release(("a-1", 1), now=0)
+    assert sorted(schedule.grant(now=0)) == [("a-2", 1), ("b-1", 1)]
+
+
 def test_a_pool_says_which_option_is_wrong() -> None:
     with pytest.raises(ConfigurationError, match="max_running"):
         PoolConfig(max_running=0)
@@ -200,7 +211,7 @@ class Machine(RuleBasedStateMachine):
         )  # a batch that does not fit yet holds later ones back
         if len(self.running) < 4 and not waiting:
             for line in {self.line_of[key] for key in self.open}:
-                full = line[1] is Kind.TASK and self.tasks() == 2
+                full = line[1] is not Kind.THREAD and self.tasks(line[1]) == 2
                 assert full or len(self.of(self.running, line)) >= self.least_of(line[1]), (
                     "a share is free while somebody may use it"
                 )
@@ -209,8 +220,8 @@ class Machine(RuleBasedStateMachine):
         """What a line has at least while a share is free and it has more to do."""
         return 3
 
-    def tasks(self) -> int:
-        return sum(self.line_of[key][1] is Kind.TASK for key in self.running)
+    def tasks(self, kind: Kind) -> int:
+        return sum(self.line_of[key][1] is kind for key in self.running)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -241,7 +252,8 @@ class Machine(RuleBasedStateMachine):
         assert self.schedule.running == len(self.running) <= self.config.max_running
         assert self.schedule.queued == len(self.open)
         assert self.schedule.agents == len({self.line_of[key][0] for key in self.open + self.running})
-        assert self.tasks() <= 2
+        assert self.tasks(Kind.TASK) <= 2
+        assert self.tasks(Kind.SCARCE) <= 2
 
     def of(self, found: list[CallKey], line: tuple[str, Kind]) -> list[CallKey]:
         return [key for key in found if self.line_of[key] == line]
