@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -159,8 +159,23 @@ def parameters_of_hints(
             )
         schema = model.model_json_schema()
     except Exception as error:  # pydantic raises many classes for a type it cannot describe
-        raise ConfigurationError(f"tool {tool!r}: the parameters have no JSON Schema: {error}") from error
+        raise ConfigurationError(f"tool {tool!r}: {_without_schema(fields, error)}") from error
     return ModelParameters(_plain_schema(schema, tool), signature.context_parameter, model=model)
+
+
+def _without_schema(fields: Mapping[str, tuple[Any, Any]], error: Exception) -> str:
+    """Which of the parameters pydantic cannot describe; its own words when each alone can be."""
+    from pydantic import TypeAdapter
+
+    for name, (hint, _) in fields.items():
+        try:
+            TypeAdapter(hint).json_schema()
+        except Exception:  # noqa: BLE001 - the same that was raised for all of them
+            return (
+                f"parameter {name!r}: {hint!r} has no JSON Schema, so no model can give a value of it; take JSON types, "
+                "enums, dataclasses or pydantic models"
+            )
+    return f"the parameters have no JSON Schema: {error}"
 
 
 def parameters_of_model(

@@ -174,6 +174,9 @@ class Tool:
             raise ConfigurationError(f"{type(self).__name__} must define execute(self, ...)")
         return self._spec
 
+    def __repr__(self) -> str:
+        return super().__repr__() if self._spec is None else f"<tool {self._spec.name!r}>"
+
     def body(self, arguments: dict[str, Any]) -> Any:
         """Call the body with bound arguments; the result may be awaitable."""
         return self.execute(**arguments)

@@ -151,7 +151,8 @@ def ray_options_of(given: Any) -> RayOptions | None:
         raise ConfigurationError(f"ray_options must be RayOptions or a mapping of its fields, not {given!r}")
     unknown = [key for key in given if key not in RayOptions.__dataclass_fields__]
     if unknown:
-        raise ConfigurationError(f"ray_options has no field {unknown[0]!r}")
+        known = ", ".join(RayOptions.__dataclass_fields__)
+        raise ConfigurationError(f"ray_options has no field {unknown[0]!r}; there are {known}")
     return RayOptions(**given)
 
 

@@ -29,13 +29,11 @@ PHASE_CALL = "call"
 def lost(endpoint: McpEndpoint, reason: str, *, phase: str = PHASE_CALL) -> ToolError:
     """The server is gone, before (``connect``) or after (``call``) the call was sent to it."""
     sent = phase == PHASE_CALL
-    note = (
-        " The call may have run; it was not repeated."
-        if sent
-        else " The call did not reach it and has not run."
-    )
+    note = " The call may have run; it was not repeated." if sent else " Nothing was sent to it."
     return ToolError(
-        endpoint.clean(f"MCP server {endpoint.name!r} was lost: {reason}.{note}"),
+        endpoint.clean(
+            f"MCP server {endpoint.name!r} {'was lost' if sent else 'cannot be reached'}: {reason}.{note}"
+        ),
         code=SERVER_LOST,
         details=_details(endpoint, phase=phase, may_have_run=sent),
     )

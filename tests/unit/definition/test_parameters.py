@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -360,3 +361,15 @@ def test_hidden_parameters_may_be_inside_objects() -> None:
     assert made.spec.redact_params == ("zip",)
     with pytest.raises(ConfigurationError, match="'river', which is not a parameter"):
         tool(parameters=Order, redact_params=["river"])(order)
+
+
+def test_a_type_that_no_model_can_give_is_named_with_its_parameter() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"tool 'hold': parameter 'lock': .*has no JSON Schema, so no model"
+    ) as caught:
+
+        @tool
+        def hold(count: int, lock: threading.Event) -> None:
+            """Hold."""
+
+    assert "arbitrary_types_allowed" not in str(caught.value)

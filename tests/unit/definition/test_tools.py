@@ -577,3 +577,13 @@ def test_what_was_decoded_is_what_is_bound() -> None:
     decoded = PLAN.decode('{"plan": "[{\\"action\\": \\"go\\"}]", "note": "n"}')
     bound = PLAN.bind(decoded, CONTEXT)
     assert bound["plan"] == [Step(action="go")]
+
+
+def test_a_tool_shows_the_name_that_the_model_uses() -> None:
+    @tool
+    def look(x: int) -> int:
+        """Look."""
+        return x
+
+    assert repr(look) == "<tool 'look'>"
+    assert repr(look.with_options(name="see")) == "<tool 'see'>"
