@@ -20,6 +20,7 @@ from phronomy_ray.journal import (
     JournalRecord,
     Lifecycle,
     ModelCallRow,
+    QueuedRequest,
     ToolCallRow,
 )
 
@@ -68,6 +69,9 @@ class Commit:
     #: Rows whose decision columns are overwritten (status, decided_at, decided_by, reason, fingerprint, edited_arguments).
     approvals: tuple[ApprovalRow, ...] = ()
     events: tuple[EventRow, ...] = ()
+    new_requests: tuple[QueuedRequest, ...] = ()
+    #: Ids of queued requests that are queued no more: they have begun, or were withdrawn.
+    ended_requests: tuple[str, ...] = ()
     #: Texts to keep by hash (instructions, tool definitions): ``(hash, canonical text)``.
     contents: tuple[tuple[str, str], ...] = ()
 
@@ -105,3 +109,5 @@ class Hydration:
     approvals: tuple[ApprovalRow, ...] = ()
     #: Highest durable event seq of the execution, 0 for none.
     last_event_seq: int = 0
+    #: Requests that wait for their turn, the next one first.
+    queue: tuple[QueuedRequest, ...] = ()

@@ -54,8 +54,10 @@ class Channel(StrEnum):
 
 
 class ExecutionStatus(StrEnum):
-    """Durable status of an execution; the last six are terminal."""
+    """Status of an execution; the last six are terminal."""
 
+    #: A request that waits for its turn: no execution yet, so no stored row has it.
+    QUEUED = "queued"
     PREPARING = "preparing"
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -69,9 +71,10 @@ class ExecutionStatus(StrEnum):
     @property
     def is_terminal(self) -> bool:
         """Whether no further change is legal."""
-        return self not in NON_TERMINAL
+        return self is not ExecutionStatus.QUEUED and self not in NON_TERMINAL
 
 
+#: Statuses of an execution that occupies its agent.
 NON_TERMINAL = frozenset({ExecutionStatus.PREPARING, ExecutionStatus.ACTIVE, ExecutionStatus.SUSPENDED})
 
 
@@ -228,6 +231,30 @@ class AgentRoot:
     owner: dict[str, Any] = field(default_factory=dict)
     #: Owners since the last commit; a high number is a crash loop.
     starts_without_progress: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that waits until its agent is free: what its execution will start from."""
+
+    execution_id: str
+    agent_id: str
+    #: Its place: those that interrupt come first, then the lower position.
+    position: int
+    #: Whether the execution that ran when it came was cancelled for it.
+    interrupts: bool
+    input_hash: str
+    #: Canonical JSON input (text or mapping).
+    input: Any
+    durable_context: dict[str, Any] | None
+    #: Whether tokens are sent to observers.
+    stream: bool
+    queued_at: datetime
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Sort key: who is next."""
+        return not self.interrupts, self.position
 
 
 @dataclass(frozen=True, slots=True)

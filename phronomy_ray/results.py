@@ -13,6 +13,7 @@ from phronomy_ray.journal import (
     ApprovalStatus,
     ExecutionRow,
     ExecutionStatus,
+    QueuedRequest,
     ToolCallRow,
     ToolCallStatus,
 )
@@ -268,6 +269,18 @@ class ResultParts:
     tool_calls: tuple[ToolCallRow, ...] = ()
     messages: tuple[Message, ...] = ()
     revisions: dict[str, int] = field(default_factory=dict)
+
+
+def result_of_request(request: QueuedRequest) -> RunResult:
+    """The state of a request that waits for its turn."""
+    return RunResult(
+        agent_id=request.agent_id,
+        execution_id=request.execution_id,
+        status=ExecutionStatus.QUEUED,
+        output=None,
+        usage=Usage(),
+        execution_revision=0,
+    )
 
 
 def result_of(row: ExecutionRow, parts: ResultParts) -> RunResult:

@@ -25,6 +25,7 @@ from phronomy_ray.actors.ray_metrics import AgentGauges
 from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
 from phronomy_ray.clock import SystemClock
+from phronomy_ray.definition.busy import busy_rule
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.errors import (
@@ -233,10 +234,15 @@ class AgentActor:
         input: Any,
         durable_context: dict[str, Any] | None = None,
         stream: bool = False,
+        on_busy: str | None = None,
     ) -> dict[str, Any]:
-        """Admit an execution and return at once; see `AgentEngine.start`."""
+        """Admit an execution, or let it wait, and return at once; see `AgentEngine.start`."""
         result = await self._engine().start(
-            execution_id, input, durable_context=durable_context, stream=stream
+            execution_id,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            on_busy=busy_rule(on_busy),
         )
         return result.to_wire()
 
@@ -247,11 +253,18 @@ class AgentActor:
         durable_context: dict[str, Any] | None = None,
         stream: bool = False,
         wait_s: float = MAX_WAIT_S,
+        on_busy: str | None = None,
     ) -> dict[str, Any]:
         """Start, and wait up to `wait_s` seconds for the end or a suspension; else the execution as it is then."""
         execution = execution_id or new_execution_id()
         engine = self._engine()
-        await engine.start(execution, input, durable_context=durable_context, stream=stream)
+        await engine.start(
+            execution,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            on_busy=busy_rule(on_busy),
+        )
         with self._waiting():
             result = await engine.wait(execution, until="suspended", timeout_s=min(wait_s, MAX_WAIT_S))
         return (result or await engine.view(execution)).to_wire()

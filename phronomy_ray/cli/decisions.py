@@ -14,6 +14,7 @@ from phronomy_ray.cli.exit_codes import AmbiguousError, ExitCode
 from phronomy_ray.cli.follow import exit_code_of, print_outcome
 from phronomy_ray.cli.output import local_time
 from phronomy_ray.cli.session import Session, session_of
+from phronomy_ray.engine.reading import load_status
 from phronomy_ray.errors import InvalidInputError, NotFoundError, StateConflictError
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus
 from phronomy_ray.results import RunResult
@@ -184,11 +185,9 @@ def cancel(
     """Cancel an execution; one that has ended stays as it is. Wakes the agent."""
     session = session_of(context)
     with session.open_store() as store:
-        row = store.load_execution(execution)
-    if row.status.is_terminal:
-        session.console.print(
-            f"{execution} has ended already: {row.status.value}", markup=False, soft_wrap=True
-        )
+        _, status = load_status(store, execution)
+    if status.is_terminal:
+        session.console.print(f"{execution} has ended already: {status.value}", markup=False, soft_wrap=True)
         return
     with session.open_runtime(working_dir=working_dir) as runtime:
         handle = runtime.execution(execution)

@@ -82,12 +82,12 @@ def watch(
     working_dir: WorkingDirOption = None,
 ) -> None:
     """Come back to an execution and follow it; wakes its agent if work has to go on."""
-    from phronomy_ray.engine.reading import load_result
+    from phronomy_ray.engine.reading import load_result, load_status
 
     session = session_of(context)
     with session.open_store() as store:
-        row = store.load_execution(execution)
-        ended = load_result(store, execution) if row.status.is_terminal else None
+        agent_id, status = load_status(store, execution)
+        ended = load_result(store, execution) if status.is_terminal else None
     if ended is not None:  # nothing to follow: no cluster is needed
         code = _show_ended(session, ended, as_json=as_json)
         if code is not ExitCode.OK:
@@ -96,7 +96,7 @@ def watch(
     _import_from_here()
     try:
         with session.open_runtime(working_dir=working_dir) as runtime:
-            handle = runtime.agent(row.agent_id).execution(execution)
+            handle = runtime.agent(agent_id).execution(execution)
             code = _follow(session, handle, as_json=as_json, patient=patient, after=after)
     except KeyboardInterrupt:
         _say_how_to_return(session, execution)

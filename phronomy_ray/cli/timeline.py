@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.cli.listings import approval_wire, execution_wire
 from phronomy_ray.cli.output import between, iso
+from phronomy_ray.errors import NotFoundError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import ApprovalRow, EventRow, ExecutionRow, ModelCallRow, ToolCallRow
 
@@ -83,6 +84,14 @@ class Story:
 
 def read_story(store: Store, execution_id: str) -> Story:
     """Read an execution. Raises `NotFoundError`."""
+    waiting = store.find_request(execution_id)
+    if waiting is not None:
+        ahead = [item.execution_id for item in store.queued_requests(waiting.agent_id)].index(execution_id)
+        raise NotFoundError(
+            f"execution {execution_id} has not begun: it waits for agent {waiting.agent_id!r} with {ahead} requests before it",
+            code="queued",
+            details={"execution_id": execution_id, "agent_id": waiting.agent_id},
+        )
     execution = store.load_execution(execution_id)
     events: list[EventRow] = []
     while page := store.events(execution_id, after=events[-1].seq if events else 0, limit=PAGE):

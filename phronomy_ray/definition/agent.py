@@ -29,6 +29,7 @@ from phronomy_ray.definition.agent_tool import (
     DEFAULT_MAX_DEPTH,
     agent_tool,
 )
+from phronomy_ray.definition.busy import DEFAULT_MAX_QUEUED, BusyRule
 from phronomy_ray.definition.compile_agent import compile_agent
 from phronomy_ray.definition.importing import class_path_of, import_object
 from phronomy_ray.definition.tool import Tool
@@ -111,6 +112,10 @@ class Agent:
     before_llm_input: ClassVar[Sequence[Any]] = ()
     #: Limit of one hook, and of the input or output filters together, in seconds.
     hook_timeout_s: ClassVar[float] = DEFAULT_HOOK_TIMEOUT_S
+    #: What becomes of a start while an execution is non-terminal: ``"reject"``, ``"queue"`` or ``"interrupt"``.
+    on_busy: ClassVar[BusyRule | str] = BusyRule.REJECT
+    #: Requests that may wait for their turn; more are refused with `BackpressureError`.
+    max_queued_requests: ClassVar[int] = DEFAULT_MAX_QUEUED
 
     _definition: ClassVar[AgentDefinition | None] = None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from phronomy_ray.definition.busy import DEFAULT_MAX_QUEUED, BusyRule
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet
 from phronomy_ray.definition.tool_source import ToolSource
 
@@ -62,6 +63,8 @@ class AgentDefinition:
     result_filters: tuple[Callable[..., Any], ...] = ()
     before_llm_input: tuple[Callable[..., Any], ...] = ()
     hook_timeout_s: float = DEFAULT_HOOK_TIMEOUT_S
+    on_busy: BusyRule = BusyRule.REJECT
+    max_queued_requests: int = DEFAULT_MAX_QUEUED
 
     @property
     def wants_registries(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from phronomy_ray.canonical_json import to_json_value
 from phronomy_ray.definition.agent_definition import AgentDefinition
+from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.definition.callables import takes
 from phronomy_ray.definition.filters import callables_of, inherited
 from phronomy_ray.definition.importing import class_path_of
@@ -48,9 +49,10 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         "context_window",
         "max_parallel_tools",
         "max_batch_result_chars",
+        "max_queued_requests",
     ):
         value = getattr(cls, field)
-        optional = value is None and field != "max_iterations"
+        optional = value is None and field not in ("max_iterations", "max_queued_requests")
         if not optional and not (is_whole(value) and value > 0):
             raise wrong(field, value, "a positive whole number")
     for field in (
@@ -73,6 +75,10 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
     for field in ("cache_instructions", "allow_empty_answer", "deduplicate_tool_calls"):
         if not isinstance(getattr(cls, field), bool):
             raise wrong(field, getattr(cls, field), "True or False")
+    try:
+        on_busy = BusyRule(cls.on_busy)
+    except ValueError:
+        raise wrong("on_busy", cls.on_busy, "'reject', 'queue' or 'interrupt'") from None
     if not isinstance(cast("object", cls.definition_id), str):
         raise wrong("definition_id", cls.definition_id, "text")
     version: object = cls.definition_version
@@ -124,6 +130,8 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
             owner, "before_llm_input", inherited(cls, "before_llm_input"), arguments=1
         ),
         hook_timeout_s=cls.hook_timeout_s,
+        on_busy=on_busy,
+        max_queued_requests=cls.max_queued_requests,
         **_assembly_fields(cls),
     )
 

@@ -10,7 +10,7 @@ from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.engine.creation import check_knowledge
 from phronomy_ray.engine.kept_results import revisions_of
 from phronomy_ray.engine.parts import EngineParts
-from phronomy_ray.engine.single_writer import SingleWriter
+from phronomy_ray.engine.queueing import QueueingAgent
 from phronomy_ray.errors import AgentBusyError, CommitOutcomeUnknownError, InvalidInputError
 from phronomy_ray.ids import check_id
 from phronomy_ray.kernel.inputs import Edit, EditKind
@@ -20,7 +20,7 @@ KEPT_EDITS = 100
 RECORDS_LOOKED_AT = 500
 
 
-class EditableAgent(SingleWriter):
+class EditableAgent(QueueingAgent):
     """An owner that edits and deletes its agent."""
 
     def __init__(self, agent_id: str, definition: AgentDefinition, parts: EngineParts) -> None:
@@ -78,12 +78,12 @@ class EditableAgent(SingleWriter):
         """
         await self.activate()
         async with self._lock:
-            root, execution = self.state.root, self.state.execution
-            if execution is not None:
+            root, execution, queue = self.state.root, self.state.execution, self.state.queue
+            if execution is not None or queue:
+                held = execution.row.execution_id if execution is not None else queue[0].execution_id
                 raise AgentBusyError(
-                    f"agent {self.agent_id!r} cannot be purged: execution {execution.row.execution_id} is "
-                    f"{execution.row.status.value}",
-                    details={"agent_id": self.agent_id, "execution_id": execution.row.execution_id},
+                    f"agent {self.agent_id!r} cannot be purged: it has the execution {held}",
+                    details={"agent_id": self.agent_id, "execution_id": held},
                 )
             assert root.created_at is not None
             try:

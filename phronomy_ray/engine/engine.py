@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, cast
 
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
+from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.engine.editing import EditableAgent
 from phronomy_ray.engine.kept_results import revisions_of
 from phronomy_ray.engine.parts import EngineParts
@@ -27,9 +28,9 @@ from phronomy_ray.ids import check_id
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.admission import message_of_input
 from phronomy_ray.kernel.humans import answered_otherwise, is_same_answer
-from phronomy_ray.kernel.inputs import Cancel, Decide, Expire, Prepared, Resolve, Start
+from phronomy_ray.kernel.inputs import Cancel, Decide, Expire, Resolve
 from phronomy_ray.messages import Message
-from phronomy_ray.results import ApprovalDecision, ResultParts, RunResult, result_of
+from phronomy_ray.results import ApprovalDecision, ResultParts, RunResult, result_of, result_of_request
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tool_results import encode_result
 
@@ -40,18 +41,32 @@ class AgentEngine(EditableAgent):
     """One live agent."""
 
     async def start(
-        self, execution_id: str, input: Any, *, durable_context: Any = None, stream: bool = False
+        self,
+        execution_id: str,
+        input: Any,
+        *,
+        durable_context: Any = None,
+        stream: bool = False,
+        on_busy: BusyRule | None = None,
     ) -> RunResult:
-        """Admit an execution and return at once; the same id and input again gives the same execution.
+        """Admit an execution, or let it wait, and return at once; the same id and input again gives the same execution.
+
+        Args:
+            execution_id: its id.
+            input: text or a mapping.
+            durable_context: JSON for tools.
+            stream: whether observers get tokens.
+            on_busy: what to do while another execution is non-terminal; the definition's rule by default.
 
         Raises:
-            AgentBusyError: another execution is non-terminal.
+            AgentBusyError: another execution is non-terminal, and the rule is to reject.
+            BackpressureError: too many requests wait.
             StateConflictError: the id is stored with another input or for another agent.
             InvalidInputError: input or context is not what it must be; nothing was admitted.
         """
         check_id(execution_id, "execution_id")
         value = _as_json(input, "input")
-        text = message_of_input(value)
+        message_of_input(value)
         if durable_context is not None and not isinstance(durable_context, dict):
             raise InvalidInputError(
                 f"durable_context must be a mapping, not {type(durable_context).__name__}"
@@ -62,25 +77,30 @@ class AgentEngine(EditableAgent):
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
         await self._budget.learn()
-        prepared = None
-        instructions = self.definition.instructions
-        if isinstance(instructions, str) and not self._user_code.prepares_input:
-            prepared = Prepared(clean_text(instructions), text)
-        event = Start(execution_id, value, digest, context, stream, prepared, self._parts.options.names())
+        rule = on_busy or self.definition.on_busy
+        if rule is not BusyRule.REJECT and await self._began_before(execution_id, digest):
+            return await self.view(execution_id)  # it must not wait for itself
+        event = self._start_event(execution_id, value, digest, context, stream=stream, on_busy=rule)
         try:
             await self._apply(event)
         except (AgentBusyError, StateConflictError):
-            row = await self._store.run(self._store.store.find_execution, execution_id)
-            if row is None:
+            if not await self._began_before(execution_id, digest):
                 raise
-            if row.agent_id != self.agent_id or row.input_hash != digest:
-                raise StateConflictError(
-                    f"execution {execution_id} exists with another input or durable context"
-                    if row.agent_id == self.agent_id
-                    else f"execution {execution_id} exists: it is one of agent {row.agent_id!r}",
-                    details={"execution_id": execution_id, "agent_id": row.agent_id},
-                ) from None
         return await self.view(execution_id)
+
+    async def _began_before(self, execution_id: str, input_hash: str) -> bool:
+        """Whether this very execution is stored. Raises `StateConflictError` when another one of its id is."""
+        row = await self._store.run(self._store.store.find_execution, execution_id)
+        if row is None:
+            return False
+        if row.agent_id != self.agent_id or row.input_hash != input_hash:
+            raise StateConflictError(
+                f"execution {execution_id} exists with another input or durable context"
+                if row.agent_id == self.agent_id
+                else f"execution {execution_id} exists: it is one of agent {row.agent_id!r}",
+                details={"execution_id": execution_id, "agent_id": row.agent_id},
+            )
+        return True
 
     async def wait(self, execution_id: str, *, until: str, timeout_s: float) -> RunResult | None:
         """The result once the execution is terminal (or suspended, by `until`); ``None`` after `timeout_s`.
@@ -128,6 +148,9 @@ class AgentEngine(EditableAgent):
                     revisions_of(self.state.root),
                 ),
             )
+        waiting = self._waiting(execution_id)
+        if waiting is not None:
+            return result_of_request(waiting)
         result = self._results.get(execution_id)
         if result is None:
             result = await self._store.run(load_result, self._store.store, execution_id)
@@ -235,13 +258,14 @@ class AgentEngine(EditableAgent):
         _check_text(reason, "reason")
         await self.activate()
         running = self.state.execution
-        if running is None or running.row.execution_id != execution_id:
+        if running is not None and running.row.execution_id == execution_id:
+            self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
+        elif self._waiting(execution_id) is None:
             return await self.view(execution_id)
-        self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
         try:
             await self._apply(Cancel(execution_id, clean_text(reason or "cancelled")))
         except StateConflictError:
-            pass  # it ended while the cancellation waited for its turn
+            pass  # it ended, or began and ended, while the cancellation waited for its turn
         return await self.view(execution_id)
 
     async def events(
@@ -298,7 +322,9 @@ class AgentEngine(EditableAgent):
                 return [], self._cursor(position)
 
     def runs(self, execution_id: str) -> bool:
-        """Whether it is the non-terminal execution of this engine, as committed."""
+        """Whether it is the non-terminal execution of this engine, or a request that waits, as committed."""
+        if self._waiting(execution_id) is not None:
+            return True
         running = self._state.execution if self._state is not None else None
         return running is not None and running.row.execution_id == execution_id
 
@@ -335,6 +361,7 @@ class AgentEngine(EditableAgent):
             "execution_id": running.row.execution_id if running else None,
             "execution_status": running.row.status.value if running else None,
             "phase": running.row.phase.value if running else None,
+            "queued": len(state.queue) if state else 0,
             "error": self._error_payload()["error"] if self._halted is not None else None,
             "options": self._parts.options.names(),
             "timing": {**asdict(self._timing), "model_s": self._work.model_s},

@@ -11,7 +11,7 @@ from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.journal import ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import MESSAGE_KINDS, sendable
 from phronomy_ray.messages import Message
-from phronomy_ray.results import ResultParts, RunResult, result_of
+from phronomy_ray.results import ResultParts, RunResult, result_of, result_of_request
 from phronomy_ray.store.port import Store
 
 
@@ -46,8 +46,13 @@ def check_options(options: InstanceOptions, state: Mapping[str, Any], agent_id: 
 
 
 def load_result(store: Store, execution_id: str) -> RunResult:
-    """A result read back from the store. Raises `NotFoundError`."""
-    row = store.load_execution(execution_id)
+    """A result read back from the store, or the state of a request that waits. Raises `NotFoundError`."""
+    row = store.find_execution(execution_id)
+    if row is None:
+        waiting = store.find_request(execution_id)
+        if waiting is not None:
+            return result_of_request(waiting)
+        row = store.load_execution(execution_id)  # it may have begun between the two
     parts = ResultParts(
         approvals=tuple(store.approvals(execution_id=execution_id, pending_only=True)),
         tool_calls=tuple(store.tool_calls(execution_id)) if row.status is ExecutionStatus.SUSPENDED else (),
@@ -56,6 +61,17 @@ def load_result(store: Store, execution_id: str) -> RunResult:
         ),
     )
     return result_of(row, parts)
+
+
+def load_status(store: Store, execution_id: str) -> tuple[str, ExecutionStatus]:
+    """Whose execution, or request that waits, it is, and how far. Raises `NotFoundError`."""
+    row = store.find_execution(execution_id)
+    if row is None:
+        waiting = store.find_request(execution_id)
+        if waiting is not None:
+            return waiting.agent_id, ExecutionStatus.QUEUED
+        row = store.load_execution(execution_id)  # as above
+    return row.agent_id, row.status
 
 
 def messages_of(journal: Iterable[JournalRecord]) -> list[dict[str, Any]]:

@@ -43,7 +43,15 @@ from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus
 from phronomy_ray.kernel.effects import Effect, Publish, Settled, Step
 from phronomy_ray.kernel.ending import TURN_TIMEOUT
-from phronomy_ray.kernel.inputs import Cancel, Env, Expire, Input, Recover, ToolOutcomes, ToolsLate
+from phronomy_ray.kernel.inputs import (
+    Cancel,
+    Env,
+    Expire,
+    Input,
+    Recover,
+    ToolOutcomes,
+    ToolsLate,
+)
 from phronomy_ray.kernel.machine import step
 from phronomy_ray.kernel.state import AgentState, Execution, pending_approvals
 from phronomy_ray.redaction import redact_error, redact_text
@@ -184,6 +192,7 @@ class SingleWriter(WorkerInputRestricted):
             if execution.row.status is not ExecutionStatus.SUSPENDED or _may_expire(execution):
                 await self._budget.try_to_learn()
             await self._step(Recover(await self._work.attach(execution, self.state.root.epoch)))
+        self._next_soon()
 
     async def seal(self) -> None:
         """Stop for good so that the process can go; everything stays stored.
@@ -200,6 +209,12 @@ class SingleWriter(WorkerInputRestricted):
                     f"agent {self.agent_id!r} cannot be unloaded: execution {execution.row.execution_id} is "
                     f"{execution.row.status.value} ({execution.row.phase.value})",
                     details={"execution_id": execution.row.execution_id},
+                )
+            if execution is None and self._state is not None and self._halted is None and self._state.queue:
+                raise AgentBusyError(
+                    f"agent {self.agent_id!r} cannot be unloaded: the queued request "
+                    f"{self._state.queue[0].execution_id} is about to begin",
+                    details={"execution_id": self._state.queue[0].execution_id},
                 )
             self._close_down()
 
@@ -291,6 +306,10 @@ class SingleWriter(WorkerInputRestricted):
         self._alarm.arm(self.state.execution)
         self._turn_clock.follow(self.state.execution)
         self.hub.wake()
+        self._next_soon()
+
+    def _next_soon(self) -> None:
+        """A change is durable, or the agent was taken over: begin what waits for it."""
 
     async def _expire(self) -> None:
         """The alarm: whether anything has expired is the kernel's to say."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import dumps
-from phronomy_ray.errors import AgentBusyError, AgentClosedError, AgentParkedError, InvalidInputError
+from phronomy_ray.errors import AgentClosedError, AgentParkedError, InvalidInputError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionRow, ExecutionStatus, Lifecycle, Phase, RecordKind
 from phronomy_ray.kernel.draft import Draft, new_draft
@@ -16,6 +16,7 @@ from phronomy_ray.kernel.ending import blocked, cancelled, failed
 from phronomy_ray.kernel.inputs import Env, PreparationDone, PreparationFailed, Prepared, Start
 from phronomy_ray.kernel.model_input import next_model_call
 from phronomy_ray.kernel.progress import Progress
+from phronomy_ray.kernel.queue import is_next, start_while_busy
 from phronomy_ray.kernel.state import AgentState, Execution
 from phronomy_ray.messages import Message
 
@@ -43,12 +44,10 @@ def message_of_input(value: object) -> str:
 def start(state: AgentState, event: Start, env: Env) -> Step:
     """Admit an execution, and prepare its input or begin at once. Raises as `machine.step`."""
     root = state.root
-    if state.execution is not None:
-        held = state.execution.row
-        raise AgentBusyError(
-            f"agent {root.agent_id!r} has the {held.status.value} execution {held.execution_id}",
-            details={"agent_id": root.agent_id, "execution_id": held.execution_id},
-        )
+    if event.from_queue and not is_next(state, event.execution_id):
+        return without_change(state)
+    if not event.from_queue and (state.execution is not None or state.queue):
+        return start_while_busy(state, event, env)
     if root.lifecycle is Lifecycle.PARKED:
         raise AgentParkedError(
             f"agent {root.agent_id!r} is parked: {root.metadata.get('parked_reason', 'no reason kept')}"
@@ -70,6 +69,8 @@ def start(state: AgentState, event: Start, env: Env) -> Step:
         updated_at=env.now,
     )
     draft = new_draft(state, env, row, Progress(stream=event.stream, options=event.options))
+    if event.from_queue:
+        draft.end_request(event.execution_id)
     draft.record(RecordKind.INPUT_RECEIVED, Channel.EXTERNAL, event.input, role="user")
     draft.event(EventType.STARTED, {"agent_id": root.agent_id})
     if event.prepared is not None:

@@ -79,22 +79,26 @@ class Conversation:
     current: tuple[tuple[int, dict[str, Any]], ...] = ()
     #: Texts of the visible knowledge.
     knowledge: tuple[str, ...] = ()
+    #: Whose messages `current` are.
+    current_id: str | None = None
 
     def apply(self, records: Iterable[JournalRecord]) -> Conversation:
         """The view after `records`, which follow what it has seen."""
         view = self
         # messages of the running execution: a batch joins the view at once
         fresh: list[tuple[int, dict[str, Any]]] = []
+        writer = self.current_id
         for record in records:
             if record.kind in MESSAGE_KINDS and record.execution_id is not None:
                 fresh.append((record.position, sendable(record.content)))
+                writer = record.execution_id
             elif record.kind in _VIEW_KINDS:
-                view = view._with_current(fresh)._apply_one(record)
+                view = view._with_current(fresh, writer)._apply_one(record)
                 fresh = []
-        return view._with_current(fresh)
+        return view._with_current(fresh, writer)
 
-    def _with_current(self, fresh: list[tuple[int, dict[str, Any]]]) -> Conversation:
-        return replace(self, current=(*self.current, *fresh)) if fresh else self
+    def _with_current(self, fresh: list[tuple[int, dict[str, Any]]], writer: str | None) -> Conversation:
+        return replace(self, current=(*self.current, *fresh), current_id=writer) if fresh else self
 
     def _apply_one(self, record: JournalRecord) -> Conversation:
         kind = record.kind
@@ -102,6 +106,8 @@ class Conversation:
             message = sendable(record.content)
             return replace(self, exchanges=_append(self.exchanges, record.position, message))
         if kind in _TERMINAL_KINDS:
+            if record.execution_id != self.current_id:
+                return self  # a request that was withdrawn while another execution ran, or one that ended before it began
             kept = self.current
             if kind is RecordKind.EXECUTION_REJECTED:
                 kept = _without_final_batch(kept)
@@ -110,7 +116,7 @@ class Conversation:
             exchanges = self.exchanges
             if kept:
                 exchanges = _added(exchanges, kept[0][0], [message for _, message in kept])
-            return replace(self, exchanges=exchanges, current=())
+            return replace(self, exchanges=exchanges, current=(), current_id=None)
         if kind is RecordKind.KNOWLEDGE:
             return replace(self, knowledge=(*self.knowledge, str(record.content.get("content", ""))))
         if kind is RecordKind.TRANSCRIPT_CLEARED:

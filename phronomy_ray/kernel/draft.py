@@ -26,6 +26,7 @@ from phronomy_ray.journal import (
     ModelCallRow,
     ModelCallStatus,
     Phase,
+    QueuedRequest,
     RecordKind,
     ToolCallRow,
 )
@@ -33,7 +34,7 @@ from phronomy_ray.kernel.context import CHARS_PER_TOKEN, VIEW_RULE, Conversation
 from phronomy_ray.kernel.effects import CallModel, Effect, Publish, Settled, Step
 from phronomy_ray.kernel.inputs import Env, InputPatch
 from phronomy_ray.kernel.progress import Progress
-from phronomy_ray.kernel.state import AgentState, Execution
+from phronomy_ray.kernel.state import AgentState, Execution, queue_after
 from phronomy_ray.kernel.tool_call import ToolCall
 from phronomy_ray.kernel.transitions import check_execution_move
 from phronomy_ray.messages import Message
@@ -69,6 +70,8 @@ class Draft:
         self._model_calls: list[ModelCallRow] = []
         self._closed_batches: list[ToolCall] = []
         self._closed_approvals: tuple[ApprovalRow, ...] = ()
+        self._new_requests: list[QueuedRequest] = []
+        self._ended_requests: list[str] = []
         #: The view after the first `_viewed` records of the journal.
         self._view = state.conversation
         self._viewed = 0
@@ -118,6 +121,14 @@ class Draft:
         row = self.execution.row
         seq = self._event_seq_before + len(self._events) + 1
         self._events.append(EventRow(row.execution_id, seq, row.agent_id, type_.value, payload, self.env.now))
+
+    def queue(self, request: QueuedRequest) -> None:
+        """Let a request wait."""
+        self._new_requests.append(request)
+
+    def end_request(self, execution_id: str) -> None:
+        """A queued request waits no more."""
+        self._ended_requests.append(execution_id)
 
     def content(self, text: str) -> str:
         """Keep `text` by hash; returns the hash."""
@@ -326,6 +337,8 @@ class Draft:
             new_approvals=self._approval_rows(new=True),
             approvals=self._approval_rows(new=False),
             events=tuple(self._events),
+            new_requests=tuple(self._new_requests),
+            ended_requests=tuple(self._ended_requests),
             contents=tuple(self._contents.items()),
         )
         after = replace(
@@ -345,6 +358,7 @@ class Draft:
             else replace(self.execution, row=row, event_seq=self._event_seq_before + len(self._events)),
             commits=number,
             stored=self.state.stored | self._contents.keys() if self._contents else self.state.stored,
+            queue=queue_after(self.state.queue, self._new_requests, self._ended_requests),
         )
         effects: list[Effect] = []
         if self._events:

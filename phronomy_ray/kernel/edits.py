@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phronomy_ray.commits import Commit
 from phronomy_ray.errors import AgentBusyError, AgentClosedError
-from phronomy_ray.ids import commit_id
 from phronomy_ray.journal import Channel, JournalRecord, Lifecycle, RecordKind
 from phronomy_ray.kernel.effects import Step, without_change
 from phronomy_ray.kernel.inputs import Edit, EditKind, Env
+from phronomy_ray.kernel.root_step import root_step
 from phronomy_ray.kernel.state import AgentState
 
 _RECORDS = {
@@ -32,16 +31,17 @@ def edit(state: AgentState, event: Edit, env: Env) -> Step:
     """Append the record of an edit. Closing a closed agent changes nothing.
 
     Raises:
-        AgentBusyError: an execution is non-terminal.
+        AgentBusyError: an execution is non-terminal, or a request waits.
         AgentClosedError: the agent was closed.
     """
     root = state.root
-    if state.execution is not None:
-        held = state.execution.row
+    if state.execution is not None or state.queue:
+        held = (
+            state.execution.row.execution_id if state.execution is not None else state.queue[0].execution_id
+        )
         raise AgentBusyError(
-            f"agent {root.agent_id!r} can be edited only while it is idle: it has the {held.status.value} execution "
-            f"{held.execution_id}",
-            details={"agent_id": root.agent_id, "execution_id": held.execution_id},
+            f"agent {root.agent_id!r} can be edited only while it is idle: it has the execution {held}",
+            details={"agent_id": root.agent_id, "execution_id": held},
         )
     is_close = event.kind is EditKind.CLOSE
     if root.lifecycle is Lifecycle.CLOSED:
@@ -63,27 +63,8 @@ def edit(state: AgentState, event: Edit, env: Env) -> Step:
     )
     after = replace(
         root,
-        agent_revision=root.agent_revision + 1,
         context_revision=root.context_revision + (not is_close),
         transcript_generation=generation,
-        journal_position=record.position,
         lifecycle=Lifecycle.CLOSED if is_close else root.lifecycle,
-        updated_at=env.now,
-        starts_without_progress=0,
     )
-    number = state.commits + 1
-    commit = Commit(
-        commit_id=commit_id(root.agent_id, root.epoch, number),
-        step=event.kind.value,
-        agent_id=root.agent_id,
-        epoch=root.epoch,
-        expected_revision=root.agent_revision,
-        expected_position=root.journal_position,
-        now=env.now,
-        lifecycle=after.lifecycle,
-        context_revision=after.context_revision,
-        transcript_generation=generation,
-        journal=(record,),
-    )
-    view = state.conversation.apply(commit.journal)
-    return Step(replace(state, root=after, conversation=view, commits=number), commit)
+    return root_step(state, env, event.kind.value, after, journal=(record,))

@@ -208,15 +208,25 @@ def cancel(state: AgentState, event: Cancel, env: Env) -> Step:
     """Cancel: at once when nothing of it runs, else the intent is committed and its work is stopped."""
     execution = _held(state, event.execution_id)
     row = execution.row
-    draft = Draft(state, env, execution)
     if row.cancel_requested_at is not None and row.status is not ExecutionStatus.SUSPENDED:
         return without_change(state, StopWork(row.execution_id))
-    draft.execution = replace(
-        draft.execution, row=replace(row, cancel_requested_at=env.now, terminal_reason=event.reason)
-    )
+    return request_cancel(Draft(state, env, execution), event.reason, "cancel")
+
+
+def request_cancel(draft: Draft, reason: str, name: str) -> Step:
+    """Commit what the draft holds and that its execution is to end, which it does at once when nothing of it runs. The first
+    reason counts.
+    """
+    execution = draft.execution
+    row = execution.row
+    is_asked = row.cancel_requested_at is not None and row.status is not ExecutionStatus.SUSPENDED
+    if not is_asked:
+        draft.execution = replace(
+            execution, row=replace(row, cancel_requested_at=draft.env.now, terminal_reason=reason)
+        )
     works = execution.model_call is not None or any(call.is_live for call in execution.batch)
-    if not works:
-        return cancelled(draft, "cancel")
+    if not works and not is_asked:
+        return cancelled(draft, name)
     draft.move(row.status, row.phase)
     draft.effects.append(StopWork(row.execution_id))
-    return draft.finish("cancel_intent")
+    return draft.finish(f"{name}_intent")

@@ -12,6 +12,7 @@ from phronomy_ray.approvals import CallAuthorization, StandingRule
 from phronomy_ray.assembly.binding import Binding
 from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.definition.agent_definition import AgentDefinition
+from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.errors import ErrorRecord
 from phronomy_ray.models.port import ModelAnswer
@@ -71,6 +72,11 @@ class Start:
     prepared: Prepared | None = None
     #: Names of what is set for the agent's instance.
     options: Mapping[str, list[str]] = field(default_factory=dict)
+    on_busy: BusyRule = BusyRule.REJECT
+    #: Requests that may wait.
+    queue_limit: int = 0
+    #: Whether it is a queued request whose turn it is.
+    from_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +238,13 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
+class DropRequest:
+    """Forget a queued request whose id is another execution's."""
+
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsLate:
     """Bodies have ended, or were given up, after their calls had their outcomes."""
 
@@ -266,6 +279,7 @@ Input: TypeAlias = (
     | ToolOutcomes
     | ToolsLate
     | Edit
+    | DropRequest
     | Decide
     | Resolve
     | Cancel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from phronomy_ray.kernel import humans, tools_step
+from phronomy_ray.kernel import humans, queue, tools_step
 from phronomy_ray.kernel.admission import preparation_done, preparation_failed, start
 from phronomy_ray.kernel.after_batch import after_batch, carry_on
 from phronomy_ray.kernel.answers import model_answered, model_failed, model_stopped
@@ -22,6 +22,7 @@ from phronomy_ray.kernel.inputs import (
     Authorized,
     Cancel,
     Decide,
+    DropRequest,
     Edit,
     Env,
     Expire,
@@ -53,6 +54,7 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
 
     Raises:
         AgentBusyError: `Start` or `Edit` while an execution is non-terminal.
+        BackpressureError: `Start` while too many requests wait.
         AgentParkedError: `Start` of an agent that was parked.
         AgentClosedError: `Start` or `Edit` of an agent that was closed.
         NotFoundError, StateConflictError, InvalidInputError: a human's `Decide`, `Resolve` or `Cancel` does not fit.
@@ -92,7 +94,11 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
         case Resolve():
             return carry_on(humans.resolve(state, event, env), "resolution")
         case Cancel():
+            if any(item.execution_id == event.execution_id for item in state.queue):
+                return queue.withdraw(state, event, env)
             return humans.cancel(state, event, env)
+        case DropRequest():
+            return queue.drop(state, event.execution_id, env)
         case Expire():
             return carry_on(humans.expire(state, env), "expiry")
         case Recover():

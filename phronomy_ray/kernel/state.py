@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from phronomy_ray.canonical_json import loads
@@ -16,6 +16,7 @@ from phronomy_ray.journal import (
     ModelCallRow,
     ModelCallStatus,
     Phase,
+    QueuedRequest,
 )
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.inputs import InputPatch
@@ -67,6 +68,8 @@ class AgentState:
     commits: int = 0
     #: Hashes of texts that this owner knows to be stored.
     stored: frozenset[str] = frozenset()
+    #: Requests that wait for their turn, the next one first.
+    queue: tuple[QueuedRequest, ...] = ()
 
     @classmethod
     def hydrate(
@@ -83,7 +86,7 @@ class AgentState:
         contents = contents or {}
         row = hydration.execution
         if row is None:
-            return cls(hydration.root, conversation)
+            return cls(hydration.root, conversation, queue=hydration.queue)
         pending = [call for call in hydration.model_calls if call.status is ModelCallStatus.PENDING]
         latest = max((call.sequence for call in hydration.model_calls), default=0)
         last_call = next((call for call in hydration.model_calls if call.sequence == latest), None)
@@ -117,7 +120,16 @@ class AgentState:
                 if row.phase is Phase.FILTERING_OUTPUT
                 else None,
             ),
+            queue=hydration.queue,
         )
+
+
+def queue_after(
+    queue: tuple[QueuedRequest, ...], new: Iterable[QueuedRequest], ended: Collection[str]
+) -> tuple[QueuedRequest, ...]:
+    """The queue with changes."""
+    left = [item for item in (*queue, *new) if item.execution_id not in ended]
+    return tuple(sorted(left, key=lambda item: item.order))
 
 
 def contents_of(hydration: Hydration) -> frozenset[str]:

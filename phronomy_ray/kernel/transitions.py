@@ -16,7 +16,7 @@ EXECUTION_MOVES: dict[Status, frozenset[Status]] = {
     Status.PREPARING: frozenset(
         {Status.PREPARING, Status.ACTIVE, Status.FAILED, Status.CANCELLED, Status.BLOCKED}
     ),
-    Status.ACTIVE: frozenset(Status) - {Status.PREPARING},
+    Status.ACTIVE: frozenset(Status) - {Status.PREPARING, Status.QUEUED},
     Status.SUSPENDED: frozenset({Status.SUSPENDED, Status.ACTIVE, Status.FAILED, Status.CANCELLED}),
     **{status: frozenset({status}) for status in Status if status.is_terminal},
 }

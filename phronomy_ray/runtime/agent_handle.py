@@ -10,8 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.actors.agent_client import AgentClient
+from phronomy_ray.definition.busy import BusyRule, busy_rule
 from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.ids import new_edit_id, new_execution_id
+from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.runtime.agent_link import AgentLink
@@ -64,22 +66,29 @@ class AgentHandle(WorkerInputRestricted):
         execution_id: str | None = None,
         durable_context: dict[str, Any] | None = None,
         stream: bool = False,
+        on_busy: BusyRule | str | None = None,
     ) -> ExecutionHandle:
-        """Start an execution and return its handle once it is admitted.
+        """Start an execution and return its handle once it is admitted, or waits for its turn.
 
         Args:
             input: text, or a JSON mapping whose ``message``, ``query`` or ``user`` entry is the message.
             execution_id: your own id; the same id and input again gives the same execution, observed twice.
             durable_context: JSON mapping that tools can read, also after a crash.
             stream: whether tokens are sent to observers.
+            on_busy: what to do while another execution is non-terminal: ``reject`` it, ``queue`` it (durably, in order), or
+                ``interrupt`` the other one and be next; the agent class's `on_busy` by default.
 
         Raises:
-            AgentBusyError: another execution is non-terminal.
+            AgentBusyError: another execution is non-terminal, and the rule is to reject.
+            BackpressureError: too many requests wait.
             StateConflictError: the id exists with another input.
             InvalidInputError: the input or context is not what it must be.
         """
         execution = execution_id or new_execution_id()
-        await self._client.call("start", execution, input, durable_context, stream)
+        rule = busy_rule(on_busy)
+        await self._client.call(
+            "start", execution, input, durable_context, stream, rule.value if rule is not None else None
+        )
         return ExecutionHandle(self, self._link, execution)
 
     start = blocking(start_async)
@@ -91,6 +100,7 @@ class AgentHandle(WorkerInputRestricted):
         execution_id: str | None = None,
         durable_context: dict[str, Any] | None = None,
         timeout: float | None = None,
+        on_busy: BusyRule | str | None = None,
     ) -> RunResult:
         """Run until the end, or until a human is needed (`RunResult.suspended`).
 
@@ -99,7 +109,9 @@ class AgentHandle(WorkerInputRestricted):
         Raises:
             the stored error of a failed or cancelled execution, with its class and code; else as `start_async`.
         """
-        handle = await self.start_async(input, execution_id=execution_id, durable_context=durable_context)
+        handle = await self.start_async(
+            input, execution_id=execution_id, durable_context=durable_context, on_busy=on_busy
+        )
         return (await handle.wait_async(until="suspended", timeout=timeout)).raise_for_status()
 
     invoke = blocking(invoke_async)
@@ -295,6 +307,12 @@ class AgentHandle(WorkerInputRestricted):
         return [ApprovalRequest.from_row(row) for row in rows]
 
     pending_approvals = blocking(pending_approvals_async)
+
+    async def queued_requests_async(self) -> list[QueuedRequest]:
+        """Requests that wait for their turn, the next one first, from the store; wakes nothing."""
+        return await asyncio.to_thread(self._link.store.queued_requests, self.agent_id)
+
+    queued_requests = blocking(queued_requests_async)
 
     async def unload_async(self) -> bool:
         """Free the agent's process and keep everything; this handle wakes it again on its next use.

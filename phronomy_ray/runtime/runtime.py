@@ -19,7 +19,7 @@ from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import check_knowledge, new_agent
-from phronomy_ray.engine.reading import check_definition
+from phronomy_ray.engine.reading import check_definition, load_status
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     CleanupError,
@@ -307,9 +307,9 @@ class Runtime(WorkerInputRestricted):
     # --- executions and approvals by id ------------------------------------------------------------------------
 
     async def execution_async(self, execution_id: str) -> ExecutionHandle:
-        """A handle on any stored execution. Raises `NotFoundError`."""
-        row = await asyncio.to_thread(self.store.load_execution, execution_id)
-        return AgentHandle(self, row.agent_id).execution(execution_id)
+        """A handle on any stored execution, or request that waits for its turn. Raises `NotFoundError`."""
+        agent_id, _ = await asyncio.to_thread(load_status, self.store, execution_id)
+        return AgentHandle(self, agent_id).execution(execution_id)
 
     execution = blocking(execution_async)
 

@@ -100,8 +100,13 @@ class PreparedCommit:
                 statements.INSERT_APPROVAL,
                 [approval_rows.approval_columns(r, encoder) for r in commit.new_approvals],
             ),
+            (statements.INSERT_REQUEST, [rows.request_columns(r, encoder) for r in commit.new_requests]),
             (statements.INSERT_JOURNAL, [rows.journal_columns(agent_id, r, encoder) for r in commit.journal]),
             (statements.INSERT_EVENT, [rows.event_columns(r, encoder) for r in commit.events]),
+        ]
+        self.ended_requests = [
+            {"the_execution_id": execution_id, "the_agent_id": agent_id}
+            for execution_id in commit.ended_requests
         ]
         for hash_, text in commit.contents:
             encoder.named_content(hash_, text)
@@ -125,10 +130,11 @@ class PreparedCommit:
             if not admitted:
                 self._explain_admission(connection)
         execution_rows = [] if self.execution is None else [self.execution]
-        changed, _, *touched = run_batch(
+        changed, ended, _, *touched = run_batch(
             connection,
             [
                 (statements.UPDATE_EXECUTION, execution_rows),
+                (statements.DELETE_REQUEST, self.ended_requests),
                 (statements.INSERT_CONTENT[engine_name], self.contents),
                 *((statement, parameters) for _, statement, parameters in self.updates),
                 *self.inserts,
@@ -136,6 +142,8 @@ class PreparedCommit:
         )
         if changed != len(execution_rows):
             self._explain_execution(connection)
+        if ended != len(self.ended_requests):
+            raise ConflictError(f"{len(self.ended_requests) - ended} queued requests to end are not stored")
         for (what, _, parameters), count in zip(self.updates, touched, strict=False):
             if count != len(parameters):
                 raise ConflictError(
@@ -226,7 +234,12 @@ def _check_shape(commit: Commit) -> None:
         *commit.approvals,
         *commit.new_approvals,
         *commit.events,
+        *commit.new_requests,
     ]
+    if any(row is not None and row.status is ExecutionStatus.QUEUED for row in executions):
+        raise InvalidInputError(
+            "what is queued is a request, not an execution: no stored row has this status"
+        )
     for row in owners:
         if row is not None and row.agent_id != commit.agent_id:
             raise InvalidInputError(

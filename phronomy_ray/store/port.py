@@ -19,6 +19,7 @@ from phronomy_ray.journal import (
     ExecutionRow,
     JournalRecord,
     ModelCallRow,
+    QueuedRequest,
     ToolCallRow,
 )
 
@@ -135,6 +136,14 @@ class Store(Protocol):
 
     def list_agents(self, *, limit: int = 100, after: str = "") -> list[AgentRoot]:
         """By agent id, ascending, ids greater than `after`."""
+        ...
+
+    def queued_requests(self, agent_id: str) -> list[QueuedRequest]:
+        """Requests that wait for an agent, the next one first."""
+        ...
+
+    def find_request(self, execution_id: str) -> QueuedRequest | None:
+        """The queued request that will be this execution, ``None`` when none waits under this id."""
         ...
 
     def model_calls(self, execution_id: str) -> list[ModelCallRow]:

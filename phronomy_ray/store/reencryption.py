@@ -44,7 +44,7 @@ from phronomy_ray.store import statements, tables
 from phronomy_ray.store.approval_rows import APPROVAL_REFS
 from phronomy_ray.store.batches import run_batch
 from phronomy_ray.store.database import SqlDatabase
-from phronomy_ray.store.rows import EVENT_REFS, EXECUTION_REFS, JOURNAL_REFS, TOOL_CALL_REFS
+from phronomy_ray.store.rows import EVENT_REFS, EXECUTION_REFS, JOURNAL_REFS, REQUEST_REFS, TOOL_CALL_REFS
 from phronomy_ray.store.schema_state import set_writing_key
 
 #: Rows that are looked at in one transaction.
@@ -78,6 +78,7 @@ SEALED = (
         ("input_hash", "input", "durable_context", "state", "output", "error"),
         EXECUTION_REFS,
     ),
+    SealedColumns(tables.queued_requests, ("input_hash", "input", "durable_context"), REQUEST_REFS),
     SealedColumns(tables.journal, ("content", "metadata"), JOURNAL_REFS),
     SealedColumns(tables.model_calls, ("manifest", "attempts", "error")),
     SealedColumns(

@@ -24,6 +24,7 @@ from phronomy_ray.journal import (
     ModelCallRow,
     ModelCallStatus,
     Phase,
+    QueuedRequest,
     RecordKind,
     ToolCallRow,
     ToolCallStatus,
@@ -155,6 +156,45 @@ def to_execution(row: AnyRow, decoder: RowDecoder) -> ExecutionRow:
         error=decoder.sealed(row.error),
         terminal_reason=row.terminal_reason,
         cancel_requested_at=decode_optional_time(row.cancel_requested_at),
+    )
+
+
+# --- queued requests -------------------------------------------------------------------------------------------
+
+REQUEST_REFS = ("input_ref", "durable_context_ref")
+
+
+def request_columns(row: QueuedRequest, encoder: RowEncoder) -> Columns:
+    """All columns of a queued request."""
+    input_, input_ref = encoder.content(row.input)
+    context, context_ref = encoder.content(row.durable_context)
+    return {
+        "execution_id": row.execution_id,
+        "agent_id": row.agent_id,
+        "position": row.position,
+        "interrupts": row.interrupts,
+        "input_hash": encoder.sealed(row.input_hash),
+        "input": input_,
+        "input_ref": input_ref,
+        "durable_context": context,
+        "durable_context_ref": context_ref,
+        "stream": row.stream,
+        "queued_at": encode_time(row.queued_at),
+    }
+
+
+def to_request(row: AnyRow, decoder: RowDecoder) -> QueuedRequest:
+    """One queued request."""
+    return QueuedRequest(
+        execution_id=row.execution_id,
+        agent_id=row.agent_id,
+        position=row.position,
+        interrupts=row.interrupts,
+        input_hash=decoder.sealed(row.input_hash),
+        input=decoder.content(row.input, row.input_ref),
+        durable_context=decoder.content(row.durable_context, row.durable_context_ref),
+        stream=row.stream,
+        queued_at=decode_time(row.queued_at),
     )
 
 

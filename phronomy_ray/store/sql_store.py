@@ -30,6 +30,7 @@ from phronomy_ray.journal import (
     JournalRecord,
     Lifecycle,
     ModelCallRow,
+    QueuedRequest,
     ToolCallRow,
 )
 from phronomy_ray.store import approval_rows, rows, statements
@@ -164,36 +165,40 @@ class SqlStore(SqlRules, SqlPurge, WorkerInputRestricted):
         return self._write(work, repeat_unknown=True)
 
     def _hydrate(self, connection: Connection, root: AgentRoot) -> Hydration:
+        of_agent = {"the_agent_id": root.agent_id}
         for _ in range(2):
-            found = connection.execute(
-                statements.OPEN_EXECUTION, {"the_agent_id": root.agent_id}
-            ).one_or_none()
-            if found is None:
-                return Hydration(root=root, execution=None)
-            open_execution: rows.AnyRow = found
-            of = {"the_execution_id": open_execution.execution_id}
-            model_calls = connection.execute(statements.MODEL_CALLS, of).all()
-            tool_calls = connection.execute(statements.TOOL_CALLS, of).all()
-            approvals = connection.execute(
-                statements.approval_list(of_execution=True, of_agent=False, pending_only=False),
-                of | {"row_limit": _NO_LIMIT},
-            ).all()
-            last_seq = connection.execute(statements.LAST_EVENT_SEQ, of).scalar_one()
-            wanted = (
-                rows.references([open_execution], *rows.EXECUTION_REFS)
-                | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
-                | rows.references(approvals, *approval_rows.APPROVAL_REFS)
-            )
+            queue = connection.execute(statements.QUEUE, of_agent).all()
+            wanted = rows.references(queue, *rows.REQUEST_REFS)
+            found: rows.AnyRow | None = connection.execute(statements.OPEN_EXECUTION, of_agent).one_or_none()
+            model_calls: Sequence[rows.AnyRow] = ()
+            tool_calls: Sequence[rows.AnyRow] = ()
+            approvals: Sequence[rows.AnyRow] = ()
+            last_seq = 0
+            if found is not None:
+                of = {"the_execution_id": found.execution_id}
+                model_calls = connection.execute(statements.MODEL_CALLS, of).all()
+                tool_calls = connection.execute(statements.TOOL_CALLS, of).all()
+                approvals = connection.execute(
+                    statements.approval_list(of_execution=True, of_agent=False, pending_only=False),
+                    of | {"row_limit": _NO_LIMIT},
+                ).all()
+                last_seq = connection.execute(statements.LAST_EVENT_SEQ, of).scalar_one()
+                wanted |= (
+                    rows.references([found], *rows.EXECUTION_REFS)
+                    | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
+                    | rows.references(approvals, *approval_rows.APPROVAL_REFS)
+                )
             decoder = self._decoder(connection, wanted)
             if decoder.is_whole:
                 break  # else as in `_select`
         return Hydration(
             root=root,
-            execution=rows.to_execution(open_execution, decoder),
+            execution=rows.to_execution(found, decoder) if found is not None else None,
             model_calls=tuple(rows.to_model_call(row, decoder) for row in model_calls),
             tool_calls=tuple(rows.to_tool_call(row, decoder) for row in tool_calls),
             approvals=tuple(approval_rows.to_approval(row, decoder) for row in approvals),
             last_event_seq=last_seq,
+            queue=tuple(rows.to_request(row, decoder) for row in queue),
         )
 
     def execute(self, commit: Commit) -> None:
@@ -278,6 +283,16 @@ class SqlStore(SqlRules, SqlPurge, WorkerInputRestricted):
         if agent_id is not None:
             parameters["the_agent_id"] = agent_id
         return self._select(query, parameters, rows.to_execution, rows.EXECUTION_REFS)
+
+    def queued_requests(self, agent_id: str) -> list[QueuedRequest]:
+        """As `Store.queued_requests`."""
+        return self._select(statements.QUEUE, {"the_agent_id": agent_id}, rows.to_request, rows.REQUEST_REFS)
+
+    def find_request(self, execution_id: str) -> QueuedRequest | None:
+        """As `Store.find_request`."""
+        of = {"the_execution_id": execution_id}
+        found = self._select(statements.REQUEST, of, rows.to_request, rows.REQUEST_REFS)
+        return found[0] if found else None
 
     def model_calls(self, execution_id: str) -> list[ModelCallRow]:
         """As `Store.model_calls`."""

@@ -39,6 +39,7 @@ from phronomy_ray.store.tables import (
     executions,
     journal,
     model_calls,
+    queued_requests,
     standing_rules,
     store_meta,
     tool_calls,
@@ -137,6 +138,11 @@ INSERT_EXECUTION = _PerEngine(executions)
 INSERT_CONTENT = _PerEngine(contents)
 INSERT_META = _PerEngine(store_meta)
 DELETE_CONTENT = delete(contents).where(_is(contents.c.content_id, "the", "content_id"))
+INSERT_REQUEST = insert(queued_requests)
+DELETE_REQUEST = delete(queued_requests).where(
+    _is(queued_requests.c.execution_id, "the", "execution_id"),
+    _is(queued_requests.c.agent_id, "the", "agent_id"),
+)
 INSERT_JOURNAL = insert(journal)
 INSERT_MODEL_CALL = insert(model_calls)
 INSERT_TOOL_CALL = insert(tool_calls)
@@ -262,6 +268,14 @@ RULES = (
 EXECUTION = select(executions).where(_is(executions.c.execution_id, "the", "execution_id"))
 
 OPEN_EXECUTION = select(executions).where(_is(executions.c.agent_id, "the", "agent_id"), IS_OPEN)
+
+#: Requests that wait for an agent, the next one first.
+QUEUE = (
+    select(queued_requests)
+    .where(_is(queued_requests.c.agent_id, "the", "agent_id"))
+    .order_by(desc(queued_requests.c.interrupts), queued_requests.c.position)
+)
+REQUEST = select(queued_requests).where(_is(queued_requests.c.execution_id, "the", "execution_id"))
 
 EXECUTION_GUARDS = select(executions.c.agent_id, executions.c.status, executions.c.revision).where(
     _is(executions.c.execution_id, "the", "execution_id")

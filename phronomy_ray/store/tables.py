@@ -147,6 +147,24 @@ Index(
 Index("ix_executions_agent_id_created_at", executions.c.agent_id, executions.c.created_at)
 Index("ix_executions_created_at", executions.c.created_at)
 
+#: Requests that wait until their agent is free; a row goes when its execution begins.
+queued_requests = Table(
+    "queued_requests",
+    metadata,
+    Column("execution_id", _key(), primary_key=True),
+    _agent_reference(),
+    Column("position", BigInteger, nullable=False),
+    Column("interrupts", Boolean, nullable=False),
+    Column("input_hash", Text, nullable=False),
+    Column("input", Text),
+    Column("input_ref", Text),
+    Column("durable_context", Text),
+    Column("durable_context_ref", Text),
+    Column("stream", Boolean, nullable=False),
+    Column("queued_at", Text, nullable=False),
+)
+Index("ix_queued_requests_agent_id_position", queued_requests.c.agent_id, queued_requests.c.position)
+
 journal = Table(
     "journal",
     metadata,
@@ -339,6 +357,7 @@ __all__ = [
     "metadata",
     "model_calls",
     "one_open_execution",
+    "queued_requests",
     "standing_rules",
     "store_meta",
     "tool_calls",

@@ -24,6 +24,7 @@ from phronomy_ray.journal import (
     ExecutionRow,
     JournalRecord,
     ModelCallRow,
+    QueuedRequest,
     ToolCallRow,
 )
 from phronomy_ray.store.port import Store
@@ -192,6 +193,14 @@ class FaultyStore(WorkerInputRestricted):
     def list_agents(self, *, limit: int = 100, after: str = "") -> list[AgentRoot]:
         """As `Store.list_agents`."""
         return self._run("list_agents", lambda: self.inner.list_agents(limit=limit, after=after))
+
+    def queued_requests(self, agent_id: str) -> list[QueuedRequest]:
+        """As `Store.queued_requests`."""
+        return self._run("queued_requests", lambda: self.inner.queued_requests(agent_id))
+
+    def find_request(self, execution_id: str) -> QueuedRequest | None:
+        """As `Store.find_request`."""
+        return self._run("find_request", lambda: self.inner.find_request(execution_id))
 
     def model_calls(self, execution_id: str) -> list[ModelCallRow]:
         """As `Store.model_calls`."""

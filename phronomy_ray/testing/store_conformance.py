@@ -3,6 +3,7 @@
 Subclass each class of `ALL` in a test module and provide a fixture ``store_factory``: a callable that returns a new handle
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
 This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_purge_conformance` how an agent ends,
+`store_queue_conformance` what waits for its turn,
 `store_values_conformance` what comes back, and in which order.
 """
 
@@ -17,6 +18,7 @@ from phronomy_ray.errors import AgentAlreadyExistsError, ConflictError, NotFound
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
 from phronomy_ray.testing.store_purge_conformance import PurgeConformance
+from phronomy_ray.testing.store_queue_conformance import QueueConformance
 from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
 from phronomy_ray.testing.store_values_conformance import (
     ApprovalConformance,
@@ -221,6 +223,7 @@ ALL = (
     ExecutionConformance,
     SettleConformance,
     PurgeConformance,
+    QueueConformance,
     ContentConformance,
     ReadConformance,
     ApprovalConformance,

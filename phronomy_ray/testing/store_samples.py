@@ -28,6 +28,7 @@ from phronomy_ray.journal import (
     ModelCallRow,
     ModelCallStatus,
     Phase,
+    QueuedRequest,
     RecordKind,
     ToolCallRow,
     ToolCallStatus,
@@ -136,6 +137,22 @@ def approval(call: ToolCallRow, **changes: Any) -> ApprovalRow:
         status=ApprovalStatus.PENDING,
         created_at=START,
         batch_id=call.model_call_id,
+    )
+    return replace(sample, **changes)
+
+
+def queued_request(execution_id: str, **changes: Any) -> QueuedRequest:
+    """A request that waits for ``alice``."""
+    sample = QueuedRequest(
+        execution_id=execution_id,
+        agent_id="alice",
+        position=1,
+        interrupts=False,
+        input_hash="sha256:22",
+        input="hello",
+        durable_context=None,
+        stream=False,
+        queued_at=START,
     )
     return replace(sample, **changes)
 
@@ -267,6 +284,15 @@ def write_everything(owner: Owner, canary: str, *, prefix: str = "e") -> None:
             events=(event(execution_id, owner.agent_id, 1, {"p": secret}),),
             contents=((content_hash(secret), secret),),
         )
+        waiting = queued_request(
+            f"{prefix}q{number}",
+            agent_id=owner.agent_id,
+            position=number,
+            input=secret,
+            input_hash=content_hash(secret),
+            durable_context={canary: secret},
+        )
+        owner.append(new_requests=(waiting,))
         done = replace(
             row, revision=2, status=ExecutionStatus.FAILED, output=secret, error=error, state={"note": canary}
         )
@@ -325,6 +351,7 @@ __all__ = [
     "model_call",
     "new_agent",
     "owned",
+    "queued_request",
     "race",
     "record",
     "tool_call",

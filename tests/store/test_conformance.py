@@ -38,6 +38,10 @@ class TestPurge(suite.PurgeConformance):
     pass
 
 
+class TestQueue(suite.QueueConformance):
+    pass
+
+
 class TestContent(suite.ContentConformance):
     pass
 

@@ -115,6 +115,7 @@ def test_every_column_that_is_sealed_is_known() -> None:
     plain = {
         "agents": {"definition_version", "class_path", "lifecycle", "owner"},
         "executions": {"status", "phase", "terminal_reason"},
+        "queued_requests": set(),
         "journal": {"kind", "channel", "role"},
         "model_calls": {"status", "usage"},
         "tool_calls": {"tool_name", "status", "replay", "schema_hash"},

@@ -26,15 +26,17 @@ from phronomy_ray.approvals import (
     RuleEffect,
     StandingRule,
 )
+from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.errors import (
     AgentBusyError,
     ApprovalExpiredError,
+    BackpressureError,
     ErrorRecord,
     InvalidInputError,
     NotFoundError,
     StateConflictError,
 )
-from phronomy_ray.journal import ApprovalStatus, ToolCallStatus
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import (
     Authorized,
     Cancel,
@@ -103,26 +105,63 @@ STATUSES = st.sampled_from(
 
 
 class KernelMachine(KernelLaws):
-    @rule(prepared=st.booleans())
-    def start(self, prepared: bool) -> None:
-        execution_id = f"ex{self.started + 1}"
-        event = Start(
-            execution_id,
-            f"question {execution_id}",
-            "hash",
-            prepared=Prepared("Be brief.", f"question {execution_id}") if prepared else None,
+    def question(self, execution_id: str, *, prepared: bool, **options: Any) -> Start:
+        said = Prepared("Be brief.", f"question {execution_id}") if prepared else None
+        return Start(
+            execution_id, f"question {execution_id}", "hash", prepared=said, queue_limit=2, **options
         )
-        if self.state.execution is not None:
-            with pytest.raises(AgentBusyError):
-                step(self.state, event, self.env())
-            return
+
+    @rule(prepared=st.booleans(), on_busy=st.sampled_from(BusyRule))
+    def start(self, prepared: bool, on_busy: BusyRule = BusyRule.REJECT) -> None:
+        event = self.question(f"ex{self.started + 1}", prepared=prepared, on_busy=on_busy)
+        running, queue = self.state.execution, self.state.queue
+        if running is not None or queue:
+            refused: Any = None
+            if on_busy is BusyRule.REJECT:
+                refused = AgentBusyError
+            elif len(queue) == 2:
+                refused = BackpressureError
+            if refused is not None:
+                with pytest.raises(refused):
+                    step(self.state, event, self.env())
+                return
         self.started += 1
         assert self.feed(event)
+        if running is None and not queue:
+            assert self.state.execution is not None
+            return
+        assert event.execution_id in [item.execution_id for item in self.state.queue]
+        if on_busy is BusyRule.INTERRUPT and running is not None:
+            row = self.store.executions[running.row.execution_id]
+            assert row.status is ExecutionStatus.CANCELLED or row.cancel_requested_at is not None
+        elif running is not None:
+            assert self.store.executions[running.row.execution_id] == running.row, (
+                "it waits and changes nothing"
+            )
+        assert not self.feed(event), "the same request again waits once"
+
+    @precondition(lambda self: self.state.execution is None and self.state.queue)
+    @rule(prepared=st.booleans())
+    def the_next_one_begins(self, prepared: bool) -> None:
+        first = min(self.store.queue.values(), key=lambda item: (not item.interrupts, item.position))
+        for other in self.state.queue[1:]:
+            assert not self.feed(self.question(other.execution_id, prepared=prepared, from_queue=True))
+        assert self.feed(self.question(first.execution_id, prepared=prepared, from_queue=True))
+        assert self.store.executions[first.execution_id].input == first.input
+
+    @precondition(lambda self: self.state.queue)
+    @rule(data=st.data())
+    def a_request_is_withdrawn(self, data: st.DataObject) -> None:
+        waiting = data.draw(st.sampled_from(self.state.queue))
+        running, view = self.state.execution, self.state.conversation
+        assert self.feed(Cancel(waiting.execution_id))
+        assert self.store.executions[waiting.execution_id].status is ExecutionStatus.CANCELLED
+        assert (self.state.execution, self.state.conversation) == (running, view)
 
     @rule(kind=st.sampled_from([kind for kind in EditKind if kind is not EditKind.CLOSE]))
     def edit(self, kind: EditKind) -> None:
         knowledge = {"content": "It rains."} if kind is EditKind.ADD_KNOWLEDGE else None
-        if self.state.execution is not None:
+        if self.state.execution is not None or self.state.queue:
             with pytest.raises(AgentBusyError):
                 step(self.state, Edit(kind, knowledge), self.env())
             return

@@ -32,6 +32,7 @@ class KernelLaws(KernelWorld):
             self.state.root, updated_at=None, starts_without_progress=0
         )
         assert fresh.conversation == self.state.conversation
+        assert fresh.queue == self.state.queue
         mine = self.state.execution
         assert (fresh.execution is None) is (mine is None)
         if mine is None or fresh.execution is None:

@@ -14,6 +14,7 @@ from phronomy_ray.journal import (
     ExecutionRow,
     JournalRecord,
     ModelCallRow,
+    QueuedRequest,
     ToolCallRow,
     ToolCallStatus,
 )
@@ -33,6 +34,7 @@ class ModelStore:
         self.approvals: dict[str, ApprovalRow] = {}
         self.events: list[EventRow] = []
         self.contents: dict[str, str] = {}
+        self.queue: dict[str, QueuedRequest] = {}
         self.commit_ids: set[str] = set()
 
     def execute(self, commit: Commit) -> None:
@@ -47,10 +49,11 @@ class ModelStore:
         )
         assert commit.context_revision in (root.context_revision, root.context_revision + 1)
         if commit.execution is None and commit.new_execution is None:
-            assert self.open_execution() is None, "an agent that works was edited"
-            (record,) = commit.journal
-            assert record.execution_id is None
-            self.journal.append(record)
+            for record in commit.journal:
+                assert self.open_execution() is None, "an agent that works was edited"
+                assert record.execution_id is None
+            assert not commit.events
+            self.journal.extend(commit.journal)
         else:
             touched = self._execution(commit)
             for record in commit.journal:
@@ -58,6 +61,13 @@ class ModelStore:
             self.journal.extend(commit.journal)
             self._rows(commit, touched)
         self.contents.update(commit.contents)
+        for request in commit.new_requests:
+            assert request.execution_id not in self.queue
+            assert request.execution_id not in self.executions
+            self.queue[request.execution_id] = request
+        for execution_id in commit.ended_requests:
+            del self.queue[execution_id]
+            assert execution_id in self.executions, "a request was lost"
         self.root = replace(
             root,
             agent_revision=root.agent_revision + 1,
@@ -73,7 +83,7 @@ class ModelStore:
             new = commit.new_execution
             assert commit.execution is None
             assert new.execution_id not in self.executions
-            assert self.open_execution() is None, "two non-terminal executions"
+            assert new.status.is_terminal or self.open_execution() is None, "two non-terminal executions"
             assert new.revision == 1
             self.executions[new.execution_id] = new
             return new
@@ -136,8 +146,9 @@ class ModelStore:
     def read(self) -> tuple[Hydration, Conversation, dict[str, str]]:
         row = self.open_execution()
         conversation = Conversation().apply(self.journal)
+        queue = tuple(sorted(self.queue.values(), key=lambda item: item.order))
         if row is None:
-            return Hydration(self.root, None), conversation, {}
+            return Hydration(self.root, None, queue=queue), conversation, {}
         of = row.execution_id
         hydration = Hydration(
             self.root,
@@ -146,5 +157,6 @@ class ModelStore:
             tuple(item for item in self.tool_calls.values() if item.execution_id == of),
             tuple(item for item in self.approvals.values() if item.execution_id == of),
             self.last_seq(of),
+            queue,
         )
         return hydration, conversation, {key: self.contents[key] for key in contents_of(hydration)}

@@ -1,0 +1,83 @@
+"""Starts, and the requests that wait for their turn: each begins by itself when nothing runs any more."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from phronomy_ray.canonical_json import clean_text
+from phronomy_ray.definition.busy import BusyRule
+from phronomy_ray.engine.single_writer import SingleWriter
+from phronomy_ray.errors import PhronomyError, StateConflictError
+from phronomy_ray.journal import QueuedRequest
+from phronomy_ray.kernel.admission import message_of_input
+from phronomy_ray.kernel.inputs import DropRequest, Prepared, Start
+
+_LOG = logging.getLogger("phronomy_ray.engine")
+
+
+class QueueingAgent(SingleWriter):
+    """An owner that begins what waits for its agent."""
+
+    def _waiting(self, execution_id: str) -> QueuedRequest | None:
+        """The queued request of this id."""
+        queue = self._state.queue if self._state is not None else ()
+        return next((item for item in queue if item.execution_id == execution_id), None)
+
+    def _next_soon(self) -> None:
+        """Have the next queued request begin when nothing runs."""
+        if self._state is not None and self._state.execution is None and self._state.queue:
+            self._tasks.spawn_guarded(self._take_next(self._state.queue[0]))
+
+    async def _take_next(self, request: QueuedRequest) -> None:
+        if self._halted is not None or self._sealed:
+            return
+        await self._budget.try_to_learn()
+        begin = self._start_event(
+            request.execution_id,
+            request.input,
+            request.input_hash,
+            request.durable_context,
+            stream=request.stream,
+            from_queue=True,
+        )
+        try:
+            await self._apply(begin)
+        except StateConflictError:  # the id has become the execution of another agent
+            _LOG.warning(
+                "agent %s: a queued request is dropped: execution %s is another one",
+                self.agent_id,
+                request.execution_id,
+            )
+            await self._feed(DropRequest(request.execution_id))
+        except PhronomyError as error:
+            self._halt_once(error)
+
+    def _start_event(
+        self,
+        execution_id: str,
+        value: Any,
+        input_hash: str,
+        durable_context: dict[str, Any] | None,
+        *,
+        stream: bool,
+        on_busy: BusyRule = BusyRule.REJECT,
+        from_queue: bool = False,
+    ) -> Start:
+        """A start; what it says is prepared already unless user code has to look at it."""
+        instructions = self.definition.instructions
+        prepared = None
+        if isinstance(instructions, str) and not self._user_code.prepares_input:
+            prepared = Prepared(clean_text(instructions), message_of_input(value))
+        return Start(
+            execution_id,
+            value,
+            input_hash,
+            durable_context,
+            stream,
+            prepared,
+            self._parts.options.names(),
+            on_busy,
+            self.definition.max_queued_requests,
+            from_queue,
+        )
