@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ class AgentActor:
         self._watchdog = LoopWatchdog(
             on_offence=self._blocked,
             on_look=lambda late_s: self._gauges.looked(late_s, self._waiters),
+            on_end=self._die,
             is_busy=lambda: self._tools is not None and self._tools.cooperative > 0,
         )
         self._watchdog.start()
@@ -124,6 +126,11 @@ class AgentActor:
     def _blocked(self, offence: Offence) -> None:
         log_offence(offence)
         self._gauges.blocked(offence.tool_name)
+
+    def _die(self) -> None:
+        """The event loop has ended, so nothing here can work: Ray starts the actor anew, which recovers."""
+        _LOG.critical("agent %s: its event loop has ended (sys.exit in a callback?)", self._agent_id)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _exit(self) -> None:
         kill(ray.get_runtime_context().current_actor)

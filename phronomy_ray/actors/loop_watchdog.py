@@ -1,7 +1,8 @@
 """Watches an agent's event loop from a thread: how late it is, and which tool holds it.
 
 A cooperative body that does not await holds everything of its agent: its calls, its siblings, its timeouts. The watchdog
-says which one, once per offence, with its stack; it cannot end it.
+says which one, once per offence, with its stack; it cannot end it. A loop that has ended, for instance by ``sys.exit`` in a
+callback, is told of too: its process would answer nobody any more.
 """
 
 from __future__ import annotations
@@ -44,16 +45,18 @@ class LoopWatchdog:
         *,
         on_offence: Callable[[Offence], None] | None = None,
         on_look: Callable[[float], None] = lambda late_s: None,
+        on_end: Callable[[], None] = lambda: None,
         is_busy: Callable[[], bool] = lambda: True,
         blocked_s: float = BLOCKED_S,
     ) -> None:
-        """`on_look` is told how late the loop was; `is_busy` says whether bodies run on it. All three are called on the
-        watching thread.
+        """`on_look` is told how late the loop was, `on_end` that it runs no more although nobody has closed it; `is_busy` says
+        whether bodies run on it. All of them are called on the watching thread.
         """
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._on_offence = on_offence if on_offence is not None else log_offence
         self._on_look = on_look
+        self._on_end = on_end
         self._is_busy = is_busy
         self._blocked_s = blocked_s
         self._closed = threading.Event()
@@ -111,6 +114,9 @@ class LoopWatchdog:
             self._accuse(time.monotonic() - asked)
             while not self._beaten.wait(1.0):
                 if self._loop.is_closed() or self._closed.is_set():
+                    return False
+                if not self._loop.is_running():
+                    self._on_end()
                     return False
         late_s = time.monotonic() - asked
         self._count += 1

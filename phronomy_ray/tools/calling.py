@@ -20,6 +20,7 @@ from phronomy_ray.definition.tool import Tool, ToolCompletion
 from phronomy_ray.definition.tool_set import BoundTool
 from phronomy_ray.errors import ToolError, ToolTimeoutError
 from phronomy_ray.tool_calls import ToolContext
+from phronomy_ray.tools.exits import contain_exits
 
 _LOG = logging.getLogger("phronomy_ray.tools")
 #: Awaitables that give awaitables that give awaitables: a body that wraps more often than this is taken for endless.
@@ -160,6 +161,7 @@ def settle_blocking(begin: Callable[[], Any], *, custom: bool, timeout_s: float,
 async def _drive(
     begin: Callable[[], Any], timeout_s: float, end: PhysicalEnd, result: concurrent.futures.Future[Any]
 ) -> None:
+    contain_exits()
     try:
         value = await settle(begin(), timeout_s=timeout_s, end=end)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the thread that waits for the result must get it

@@ -21,6 +21,7 @@ from phronomy_ray.tool_calls import (
 from phronomy_ray.tool_environment import ToolEnvironment, enter_environment
 from phronomy_ray.tools.envelope import NODE, run_async
 from phronomy_ray.tools.executor import Sink
+from phronomy_ray.tools.exits import contain_exits
 from phronomy_ray.tools.outcomes import not_performed, unknown
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -69,6 +70,7 @@ class CooperativeRuns(WorkerInputRestricted):
         self, invocation: ToolInvocation, bound: BoundTool, stop: asyncio.Event, sink: Sink
     ) -> None:
         enter_environment(self._environment)
+        contain_exits()
         key = invocation.tool_call_id
         sink(ToolStarted(key, invocation.attempt, self._node, os.getpid(), timestamp()))
         finished = asyncio.Event()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,3 +75,28 @@ async def test_the_default_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture
     watchdog._on_offence(Offence("brew", 0.3, "  the stack"))
     assert "tool 'brew' has held the agent's event loop for 0.30 s" in caplog.text
     assert "the stack" in caplog.text
+
+
+def test_a_loop_that_has_ended_is_told_of() -> None:
+    ended = threading.Event()
+
+    async def main() -> None:
+        LoopWatchdog(on_end=ended.set, blocked_s=0.05).start()
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.sleep(PATIENCE_S)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(main())
+
+    def run() -> None:  # as Ray does
+        with contextlib.suppress(SystemExit):
+            loop.run_forever()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "sys.exit in a callback ends the loop"
+    assert ended.wait(PATIENCE_S)
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
