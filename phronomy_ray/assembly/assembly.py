@@ -304,7 +304,7 @@ def make_tool(entry: Entry[Tool]) -> Tool:
         return tool_of(entry)
     except PhronomyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"the factory of tool {entry.name!r} raised {type(error).__name__}: {safe_message(error)}",
             code="tool_factory",

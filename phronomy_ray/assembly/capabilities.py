@@ -258,7 +258,7 @@ def _unavailable(provider: Provider) -> str:
     """Why the provider cannot serve now; empty when it can."""
     try:
         return "" if provider.availability() else "not available"
-    except Exception as error:  # noqa: BLE001 - a predicate is the user's code; the turn must not fail for one provider
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a predicate is the user's code; the turn must not fail for one provider
         _LOG.warning(
             "capability %r: the availability of %r raised %s",
             provider.capability,

@@ -105,7 +105,7 @@ def load_plugin(
     stage = PluginStage(check_name(plugin, "a plugin id"), provides)
     try:
         register(stage)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"plugin {plugin!r} failed and is not loaded: {type(error).__name__}: {safe_message(error)}",
             code="plugin_failed",

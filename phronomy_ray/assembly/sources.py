@@ -70,7 +70,7 @@ def _build(reference: SourceReference) -> AssemblySources:
         given: object = function()
     except PhronomyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DefinitionUnavailableError(
             f"the registry function {reference!r} raised {type(error).__name__}: {safe_message(error)}"
         ) from error

@@ -30,8 +30,8 @@ def import_object(path: str, *, what: str, form: str = "module:Class") -> Any:
         ) from error
     except PhronomyError:
         raise
-    except Exception as error:
-        # a user's module may raise anything, for instance for a variable that this node lacks
+    except (Exception, SystemExit) as error:
+        # a user's module may raise anything, for instance for a variable that this node lacks; a script says sys.exit()
         raise DefinitionUnavailableError(
             f"{subject} {path!r} cannot be imported here: its module raised {type(error).__name__}: "
             f"{safe_message(error)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -29,7 +30,12 @@ def test_a_plugin_is_registered_under_its_id_and_goes_with_it(bench: Any, named_
 
 @pytest.mark.parametrize(
     "mistake",
-    [lambda stage: 1 / 0, lambda stage: stage.tool("x", 3), lambda stage: stage.capability("search", "")],
+    [
+        lambda stage: 1 / 0,
+        lambda stage: sys.exit(2),
+        lambda stage: stage.tool("x", 3),
+        lambda stage: stage.capability("search", ""),
+    ],
 )
 def test_nothing_is_registered_by_a_plugin_that_raises(bench: Any, named_tool: Any, mistake: Any) -> None:
     def register(stage: PluginStage) -> None:

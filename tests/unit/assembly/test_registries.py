@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,6 +232,10 @@ def build_failing() -> AssemblySources:
     raise KeyError("NO_SUCH_VARIABLE")
 
 
+def build_leaving() -> AssemblySources:
+    sys.exit("usage: build [OPTIONS]")
+
+
 def test_registries_are_built_once_per_process() -> None:
     BUILT.clear()
     assert load_sources(build) is load_sources(build)
@@ -252,11 +258,21 @@ def test_a_registry_function_that_raises_is_tried_again() -> None:
         ("phronomy_ray.errors:nothing", DefinitionUnavailableError),
         ("phronomy_ray.errors:MAX_CAUSES", ConfigurationError),
         (build_wrong, ConfigurationError),
+        (build_leaving, DefinitionUnavailableError),
     ],
 )
 def test_a_reference_that_gives_no_registries_is_an_error(reference: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         load_sources(reference)
+
+
+def test_a_module_that_is_a_script_does_not_end_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_script_of_tools.py").write_text("import sys\nsys.exit(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DefinitionUnavailableError, match="its module raised SystemExit: 2"):
+        load_sources("a_script_of_tools:build")
 
 
 def test_a_plugin_goes_from_both_registries() -> None:
