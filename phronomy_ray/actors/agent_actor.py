@@ -19,6 +19,7 @@ from typing import Any, cast
 import ray
 
 from phronomy_ray.actors.environment import environment_of
+from phronomy_ray.actors.idle_unload import IdleUnload
 from phronomy_ray.actors.loop_watchdog import LoopWatchdog, Offence, log_offence
 from phronomy_ray.actors.mcp_client import GatewayAccess
 from phronomy_ray.actors.ray_calls import kill, node_id
@@ -30,6 +31,7 @@ from phronomy_ray.definition.busy import busy_rule
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.errors import (
+    AgentBusyError,
     BackpressureError,
     CommitOutcomeUnknownError,
     ConfigurationError,
@@ -71,10 +73,13 @@ class AgentActor:
             on_offence=self._blocked,
             on_look=lambda late_s: self._gauges.looked(late_s, self._waiters),
             on_end=self._die,
-            is_busy=lambda: self._tools is not None and self._tools.cooperative > 0,
+            is_busy=self._tools_running,
         )
         self._watchdog.start()
-        self._boot = asyncio.get_running_loop().create_task(self._start())
+        loop = asyncio.get_running_loop()
+        self._idle = IdleUnload(wiring.unload, loop.time)
+        self._boot = loop.create_task(self._start())
+        self._sweep = loop.create_task(self._unload_when_unused())
 
     async def _start(self) -> None:
         """Recover without waiting for a caller, so that a restarted actor goes on by itself."""
@@ -94,7 +99,34 @@ class AgentActor:
         # 80 ms, and a turn with hundreds of calls would pay for that every few times.
         gc.freeze()
 
+    async def _unload_when_unused(self) -> None:
+        """Let the process go when nothing needs it; whoever calls next wakes the agent."""
+        every_s = self._wiring.unload.look_every_s
+        await self._boot
+        if every_s is None or self._wiring.options.names():
+            return
+        while True:
+            await asyncio.sleep(every_s)
+            engine = self._engine_made
+            if engine is None or not engine.is_active or not engine.definition.class_path:
+                continue
+            running = engine.state.execution
+            is_needed = bool(self._waiters or engine.waits_for_time or self._tools_running())
+            if not self._idle.is_due(running.row.status if running else None, is_needed=is_needed):
+                continue
+            try:
+                await engine.seal()
+            except AgentBusyError:  # somebody has just come
+                continue
+            _LOG.info("agent %s is unloaded: nobody has used it for a while", self._agent_id)
+            asyncio.get_running_loop().call_later(UNLOAD_LINGER_S, self._exit)
+            return
+
+    def _tools_running(self) -> bool:
+        return self._tools is not None and self._tools.cooperative > 0
+
     def _engine(self) -> AgentEngine:
+        self._idle.used()
         if self._engine_made is None:
             wiring = self._wiring
             definition = wiring.definition.load().definition()

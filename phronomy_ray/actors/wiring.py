@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from phronomy_ray.actors.idle_unload import UnloadLimits
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
 from phronomy_ray.definition.source import DefinitionSource
 from phronomy_ray.tools.pool_config import PoolConfig
@@ -43,6 +44,8 @@ class AgentWiring:
     options: InstanceOptions = field(default_factory=InstanceOptions)
     #: What the runtime sets for all its agents; by value.
     defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
+    #: When the process may go by itself.
+    unload: UnloadLimits = field(default_factory=UnloadLimits)
 
 
 @dataclass(frozen=True, slots=True)

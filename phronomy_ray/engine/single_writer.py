@@ -130,6 +130,15 @@ class SingleWriter(WorkerInputRestricted):
         """Whether this engine owns the agent and serves it."""
         return self._state is not None and self._halted is None and not self._sealed
 
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether something of a waiting agent happens by itself here: an expiry, or the beginning of the next request."""
+        state = self.state
+        execution = state.execution
+        if execution is None:
+            return bool(state.queue)
+        return _may_expire(execution)
+
     async def activate(self) -> None:
         """Take ownership under a new epoch, read the state, recover; once, however many callers ask.
 

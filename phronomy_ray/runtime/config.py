@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from phronomy_ray.actors.idle_unload import UnloadLimits
 from phronomy_ray.actors.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
 from phronomy_ray.definition.pool_names import check_pool_name
@@ -58,6 +59,7 @@ class RuntimeConfig:
             dict(self.placement.resources),
             options or InstanceOptions(),
             self.defaults,
+            UnloadLimits(self.placement.idle_unload_after_s, self.placement.suspended_unload_after_s),
         )
 
 
