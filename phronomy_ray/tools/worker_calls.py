@@ -23,7 +23,7 @@ from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.redaction import redact_error
 from phronomy_ray.tool_calls import CallKey, ToolInvocation, ToolOutcome
 from phronomy_ray.tools.envelope import run_sync
-from phronomy_ray.tools.outcomes import timed_out
+from phronomy_ray.tools.outcomes import not_performed, timed_out
 from phronomy_ray.tools.pool_wire import (
     ItemKind,
     News,
@@ -44,6 +44,8 @@ BUNDLE_PER_BODY_S = 0.001
 MAX_BUNDLE_S = 0.024
 #: How much longer than its time the body of an ``external_process`` tool may take to report that it killed its program.
 PROCESS_MARGIN_S = 1.0
+#: Cancelled calls without a body that are remembered.
+MAX_EARLY = 10_000
 #: How soon a body is looked at again whose clock does not run: before its first attempt, or between two.
 _UNSTARTED_POLL_S = 0.05
 
@@ -89,13 +91,23 @@ class WorkerCalls:
         )
         #: Bodies that run, given-up ones included.
         self._bodies: dict[CallKey, _Body] = {}
+        #: Calls that were cancelled before they came: two messages to a process may overtake each other. Some have ended before.
+        self._early: dict[CallKey, bool] = {}
+        self._lock = threading.Lock()
         self._is_closed = False
 
     def submit(self, calls: Sequence[tuple[ToolInvocation, BoundTool]]) -> None:
         """Begin these calls side by side."""
         at = timestamp()
         bodies = [_Body(bound, invocation, at) for invocation, bound in calls]
-        self._bodies.update({body.key: body for body in bodies})
+        with self._lock:
+            stopped = [body for body in bodies if self._early.pop(body.key, False)]
+            bodies = [body for body in bodies if body not in stopped]
+            self._bodies.update({body.key: body for body in bodies})
+        for body in stopped:
+            self._news.put(_Ended(body.key, not_performed(body.key)))
+        if not bodies:
+            return
         self._news.put(StartedCalls(tuple(body.key for body in bodies), self._node, os.getpid(), at))
         for body in bodies:
             self._threads.run(partial(self._run, body))
@@ -105,11 +117,16 @@ class WorkerCalls:
         self._news.put(_Ended(key, unavailable(key, error, self._node)))
 
     def cancel(self, keys: Iterable[CallKey]) -> None:
-        """Tell the bodies that they should stop."""
-        for key in keys:
-            body = self._bodies.get(key)
-            if body is not None:
-                body.is_cancelled = True
+        """Tell the bodies that they should stop; one that has not been submitted yet will not begin."""
+        with self._lock:
+            for key in keys:
+                body = self._bodies.get(key)
+                if body is not None:
+                    body.is_cancelled = True
+                    continue
+                self._early[key] = True
+                if len(self._early) > MAX_EARLY:
+                    del self._early[next(iter(self._early))]
 
     @property
     def running(self) -> int:

@@ -49,6 +49,37 @@ def outcome_of(body: Any) -> ToolOutcome:
     return next(pool_wire.outcome_of(item) for item in news_of(body) if isinstance(item, PoolItem))
 
 
+def test_a_cancellation_that_overtakes_its_call_is_not_lost() -> None:
+    ran: list[str] = []
+
+    @tool
+    def first() -> str:
+        ran.append("first")
+        return "done"
+
+    @tool
+    def second() -> str:
+        ran.append("second")
+        return "done"
+
+    tools = type("Clerk", (Agent,), {"model": "m/m", "tools": [first, second]}).definition().tools
+    calls = WorkerCalls("here")
+    calls.cancel([("tc_first", 1)])
+    calls.submit([(ToolInvocation(f"tc_{name}", name, {}, "a1", "ex1", 1), tools[name]) for name in tools])
+    seen: dict[str, ToolCallStatus] = {}
+    begun: list[Any] = []
+    for group in calls.serve():
+        for item in group:
+            if isinstance(item, PoolItem):
+                seen[item.key[0]] = pool_wire.outcome_of(item).status
+            elif isinstance(item, StartedCalls):
+                begun += item.keys
+        if len(seen) == 2:
+            break
+    assert seen == {"tc_first": ToolCallStatus.NOT_PERFORMED, "tc_second": ToolCallStatus.SUCCEEDED}
+    assert (ran, begun) == (["second"], [("tc_second", 1)])
+
+
 def test_the_wait_before_another_attempt_is_not_the_body_s_time() -> None:
     ran: list[int] = []
 
