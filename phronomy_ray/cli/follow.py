@@ -101,7 +101,7 @@ class Follower:
                 self._note(f"{names}: {payload['repeats']} times in a row with the same arguments", "yellow")
             case EventType.AUTHORIZATION_DECIDED:
                 rule = f" {payload['rule']['rule_id']}" if payload.get("rule") else ""
-                text = f"{payload['tool_name']}: {payload['verdict']} by {payload['source']}{rule}"
+                text = f"{payload['tool_name']}: {payload['verdict']}, by {payload['source']}{rule}"
                 self._note(text, "dim")
             case EventType.APPROVAL_DECIDED if payload.get("status") == "expired":
                 self._note("nobody answered in time: rejected", "red")

@@ -184,7 +184,8 @@ def _resolution_required(facts: dict[str, Any]) -> tuple[Text, list[str]]:
     title = Text.assemble(
         ("unknown    ", "bold magenta"), f"{facts['tool_name']} may or may not have happened"
     )
-    return title, [f"call {facts['tool_call_id']}"]
+    why = [facts["reason"]] if facts.get("reason") else []
+    return title, [f"call {facts['tool_call_id']}", *why]
 
 
 def _resolved(facts: dict[str, Any]) -> tuple[Text, list[str]]:

@@ -165,12 +165,13 @@ def tool_call_facts(row: ToolCallRow, events: Sequence[EventRow]) -> dict[str, A
     """A tool call as JSON, its arguments and result as they may be shown."""
     asked = _payload(events, EventType.TOOL_CALL, row.tool_call_id)
     answered = _payload(events, EventType.TOOL_RESULT, row.tool_call_id)
+    edited = _payload(events, EventType.APPROVAL_DECIDED, row.tool_call_id).get("edited_arguments")
     return {
         "tool_call_id": row.tool_call_id,
         "model_call_id": row.model_call_id,
         "position": row.position,
         "tool_name": row.tool_name,
-        "arguments": asked.get("arguments"),
+        "arguments": asked.get("arguments") if edited is None else edited,
         "status": row.status.value,
         "replay": row.replay,
         "requires_approval": row.requires_approval,

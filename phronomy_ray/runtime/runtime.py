@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 
 from phronomy_ray.actors.directory import AgentDirectory
 from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
@@ -454,10 +455,11 @@ def _connect(config: RuntimeConfig) -> bool:
         options.setdefault("include_dashboard", False)
     try:
         ray.init(address=config.address, **options)
-    except ConnectionError as error:
+    except (ConnectionError, RayError) as error:  # a wrong token, or none where one is wanted
         raise ConfigurationError(
             f"no Ray cluster lets this process in at {config.address!r} ({error}); start one, use address='local', or "
-            "give this process the cluster's authentication token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+            "give this process the cluster's authentication token (RAY_AUTH_MODE=token, and ~/.ray/auth_token of its head here "
+            "or in RAY_AUTH_TOKEN)"
         ) from error
     except (OSError, RuntimeError, TimeoutError, ValueError) as error:
         raise ConfigurationError(

@@ -109,6 +109,8 @@ def _of_execution(store: Store, execution_id: str) -> list[ToolTrace]:
         payload = event.payload
         if event.type == EventType.TOOL_CALL:
             calls[payload["tool_call_id"]] = payload.get("arguments")
+        elif event.type == EventType.APPROVAL_DECIDED and payload.get("edited_arguments") is not None:
+            calls[payload["tool_call_id"]] = payload["edited_arguments"]  # what ran
         elif event.type == EventType.TOOL_RESULT and payload.get("preview") == REDACTED:
             hidden.add(payload["tool_call_id"])
     return [

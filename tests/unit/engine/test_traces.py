@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from phronomy_ray.cli.timeline import tool_call_facts
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import NotFoundError
 from phronomy_ray.journal import ToolCallStatus
+from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final
 from phronomy_ray.redaction import REDACTED
 from phronomy_ray.runtime.traces import MAX_FIELD_CHARS, read_traces, trace_of
@@ -34,6 +36,26 @@ def traced(lab: Any, **which: Any) -> list[Any]:
     found = read_traces(lab.store, **which)
     json.dumps([trace.to_wire() for trace in found])
     return found
+
+
+async def test_a_trace_shows_the_arguments_that_ran_and_not_those_that_a_human_replaced(lab: Any) -> None:
+    @tool(requires_approval=True, redact_params=["account"])
+    async def pay(account: str, cents: int) -> str:
+        return f"paid {cents}"
+
+    script = [calls(call("pay", {"account": SECRET, "cents": 900})), final("x")]
+    engine = lab.engine(lab.define(script, pay))
+    await engine.start("ex1", "go")
+    (request,) = (await lab.suspension(engine)).approvals
+    await engine.decide(
+        Decide("ex1", request.approval_request_id, True, edited_arguments={"account": SECRET, "cents": 7})
+    )
+    await lab.end(engine)
+    (trace,) = traced(lab, execution_id="ex1")
+    assert trace.arguments == {"account": REDACTED, "cents": 7}
+    (row,) = lab.store.tool_calls("ex1")
+    facts = tool_call_facts(row, lab.store.events("ex1"))
+    assert facts["arguments"] == {"account": REDACTED, "cents": 7}
 
 
 async def test_every_call_has_one_row_whatever_became_of_it(lab: Any) -> None:
