@@ -41,6 +41,7 @@ from phronomy_ray.tools.calling import PhysicalEnd, attempt_of, is_custom, settl
 from phronomy_ray.tools.filtering import FiltersStopped, run_filters
 from phronomy_ray.tools.off_loop import off_loop
 from phronomy_ray.tools.process import Process, run_to_result
+from phronomy_ray.tools.progress import ProgressGate
 
 #: Longest error text that the model is told.
 MAX_ERROR_CHARS = 600
@@ -73,8 +74,9 @@ async def run_async(
     """
     started = timestamp()
     end = PhysicalEnd(on_finished, tool=bound.spec.name)
+    gate = ProgressGate(on_progress, clock=time.monotonic)
     try:
-        begin = _bind(bound, invocation, is_cancelled, on_progress)
+        begin = _bind(bound, invocation, is_cancelled, gate.report)
         value: Any = None
         if not bound.spec.retries:  # an iterator of attempts costs more than a short body
             value = await _call_async(bound, begin, end)
@@ -93,6 +95,7 @@ async def run_async(
             return _cancelled(invocation, node, started)
         return _failed(bound, invocation, error, node, started)
     finally:
+        gate.close()
         end.close()
 
 
@@ -115,8 +118,9 @@ def run_sync(
     """
     started = timestamp()
     end = PhysicalEnd(on_finished, tool=bound.spec.name)
+    gate = ProgressGate(on_progress, clock=time.monotonic)
     try:
-        begin = _bind(bound, invocation, is_cancelled, on_progress)
+        begin = _bind(bound, invocation, is_cancelled, gate.report)
         custom, limit = is_custom(bound.tool), bound.spec.timeout_s
         value: Any = None
         attempts: Iterable[AbstractContextManager[Any]] = (nullcontext(),)
@@ -140,6 +144,7 @@ def run_sync(
             return _cancelled(invocation, node, started)
         return _failed(bound, invocation, error, node, started)
     finally:
+        gate.close()
         end.close()
 
 
