@@ -11,7 +11,12 @@ from phronomy_ray.engine.creation import check_knowledge
 from phronomy_ray.engine.kept_results import revisions_of
 from phronomy_ray.engine.parts import EngineParts
 from phronomy_ray.engine.queueing import QueueingAgent
-from phronomy_ray.errors import AgentBusyError, CommitOutcomeUnknownError, InvalidInputError
+from phronomy_ray.errors import (
+    AgentBusyError,
+    CommitOutcomeUnknownError,
+    InvalidInputError,
+    OwnershipLostError,
+)
 from phronomy_ray.ids import check_id
 from phronomy_ray.kernel.inputs import Edit, EditKind
 
@@ -74,10 +79,13 @@ class EditableAgent(QueueingAgent):
 
         Raises:
             AgentBusyError: an execution is non-terminal; nothing was deleted.
+            AgentUnloadedError: it was unloaded, or deleted, meanwhile.
+            OwnershipLostError: another owner has taken the agent; nothing was deleted, and this owner has stopped.
             CommitOutcomeUnknownError: nobody knows whether it is deleted; this owner has stopped.
         """
         await self.activate()
         async with self._lock:
+            self._check_serving()
             root, execution, queue = self.state.root, self.state.execution, self.state.queue
             if execution is not None or queue:
                 held = execution.row.execution_id if execution is not None else queue[0].execution_id
@@ -93,10 +101,8 @@ class EditableAgent(QueueingAgent):
                     epoch=root.epoch,
                     created_at=root.created_at,
                 )
-            except AgentBusyError:
-                raise
-            except CommitOutcomeUnknownError as error:
-                self._halt_once(error)
+            except (CommitOutcomeUnknownError, OwnershipLostError) as error:
+                self._halt(error)
                 raise
             self._close_down()
             return was_there

@@ -61,7 +61,7 @@ class AgentEngine(EditableAgent):
         Raises:
             AgentBusyError: another execution is non-terminal, and the rule is to reject.
             BackpressureError: too many requests wait.
-            StateConflictError: the id is stored with another input or for another agent.
+            StateConflictError: the id is stored, or waits, with another input or for another agent.
             InvalidInputError: input or context is not what it must be; nothing was admitted.
         """
         check_id(execution_id, "execution_id")
@@ -115,10 +115,7 @@ class AgentEngine(EditableAgent):
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             changed = self.hub.changed
-            if self._halted is not None:
-                raise self._halted
-            if self._sealed:
-                raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
+            self._check_serving()
             running = self.state.execution
             if running is None or running.row.execution_id != execution_id:
                 result = await self.view(execution_id)
@@ -265,7 +262,9 @@ class AgentEngine(EditableAgent):
         try:
             await self._apply(Cancel(execution_id, clean_text(reason or "cancelled")))
         except StateConflictError:
-            pass  # it ended, or began and ended, while the cancellation waited for its turn
+            # it ended, or began and ended, while the cancellation waited for its turn
+            if self._waiting(execution_id) is not None:
+                await self._drop_taken(execution_id)
         return await self.view(execution_id)
 
     async def events(

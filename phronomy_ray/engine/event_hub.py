@@ -29,6 +29,11 @@ class _Buffer:
     #: Highest position that a reader has taken.
     read_position: int = 0
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last event is there."""
+        return bool(self.events) and self.events[-1][1].is_terminal
+
 
 class EventHub(WorkerInputRestricted):
     """The buffers of one agent."""
@@ -48,8 +53,7 @@ class EventHub(WorkerInputRestricted):
         buffer = self._buffers.get(event.execution_id)
         if buffer is None:
             buffer = self._buffers[event.execution_id] = _Buffer()
-            while len(self._buffers) > BUFFERED_EXECUTIONS:
-                self._buffers.popitem(last=False)
+            self._evict()
         if event.type is EventType.TOKEN and buffer.events:
             position, last = buffer.events[-1]
             text = last.payload.get("text", "") if last.type is EventType.TOKEN else None
@@ -66,6 +70,14 @@ class EventHub(WorkerInputRestricted):
         buffer.events.append((buffer.next_position, event))
         buffer.next_position += 1
         self.wake()
+
+    def _evict(self) -> None:
+        """Keep the number of buffers bounded. What has ended goes first: while an execution runs, any number of requests that
+        waited for it can be withdrawn, and the positions of its readers are worth nothing without its buffer.
+        """
+        while len(self._buffers) > BUFFERED_EXECUTIONS:
+            ended = (id_ for id_, buffer in self._buffers.items() if buffer.has_ended)
+            del self._buffers[next(ended, next(iter(self._buffers)))]
 
     def wake(self) -> None:
         """Wake everybody who waits for a change."""

@@ -43,15 +43,17 @@ class QueueingAgent(SingleWriter):
         )
         try:
             await self._apply(begin)
-        except StateConflictError:  # the id has become the execution of another agent
-            _LOG.warning(
-                "agent %s: a queued request is dropped: execution %s is another one",
-                self.agent_id,
-                request.execution_id,
-            )
-            await self._feed(DropRequest(request.execution_id))
+        except StateConflictError:
+            await self._drop_taken(request.execution_id)
         except PhronomyError as error:
             self._halt_once(error)
+
+    async def _drop_taken(self, execution_id: str) -> None:
+        """Forget a queued request: its id has become another execution, most likely one of another agent."""
+        _LOG.warning(
+            "agent %s: a queued request is dropped: execution %s is another one", self.agent_id, execution_id
+        )
+        await self._feed(DropRequest(execution_id))
 
     def _start_event(
         self,

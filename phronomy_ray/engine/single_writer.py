@@ -255,10 +255,7 @@ class SingleWriter(WorkerInputRestricted):
         quiet = False
         while True:
             async with self._lock:
-                if self._halted is not None:
-                    raise self._halted
-                if self._sealed:
-                    raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
+                self._check_serving()
                 before = self.state
                 decided = self._decide(event)
                 ended = _ended_by(decided)
@@ -272,6 +269,13 @@ class SingleWriter(WorkerInputRestricted):
             quiet = True
             if abandoned:
                 await self._apply_locked(ToolsLate(abandoned))
+
+    def _check_serving(self) -> None:
+        """Raise why this engine serves nobody (any more), if so."""
+        if self._halted is not None:
+            raise self._halted
+        if self._sealed:
+            raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
 
     async def _step(self, event: Input) -> None:
         await self._carry_out(self.state, self._decide(event))
@@ -297,7 +301,8 @@ class SingleWriter(WorkerInputRestricted):
                 self._timing.commits += 1
             except Exception as error:
                 refused = isinstance(error, AgentBusyError | StateConflictError)
-                if not (refused and decided.commit.new_execution is not None):
+                admits = decided.commit.new_execution is not None or bool(decided.commit.new_requests)
+                if not (refused and admits):
                     self._halt(error)
                 raise  # a refused admission has changed nothing, and its caller is told
         try:

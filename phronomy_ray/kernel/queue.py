@@ -40,7 +40,8 @@ INTERRUPTED = "interrupted"
 
 
 def start_while_busy(state: AgentState, event: Start, env: Env) -> Step:
-    """Refuse a start, or let it wait, with or without the end of what runs.
+    """Refuse a start, or let it wait, with or without the end of what runs. A request that waits already goes on waiting,
+    whatever the rule.
 
     Raises:
         AgentBusyError: the rule is to reject, or the very same execution runs already.
@@ -48,6 +49,14 @@ def start_while_busy(state: AgentState, event: Start, env: Env) -> Step:
         BackpressureError: too many wait.
     """
     root, running = state.root, state.execution
+    waiting = next((item for item in state.queue if item.execution_id == event.execution_id), None)
+    if waiting is not None:
+        if waiting.input_hash == event.input_hash:
+            return without_change(state)
+        raise StateConflictError(
+            f"a request {event.execution_id} with another input or durable context waits already",
+            details={"execution_id": event.execution_id, "agent_id": root.agent_id},
+        )
     held = running.row if running is not None else None
     if event.on_busy is BusyRule.REJECT or (held is not None and held.execution_id == event.execution_id):
         what = (
@@ -61,14 +70,6 @@ def start_while_busy(state: AgentState, event: Start, env: Env) -> Step:
                 "agent_id": root.agent_id,
                 "execution_id": held.execution_id if held is not None else state.queue[0].execution_id,
             },
-        )
-    waiting = next((item for item in state.queue if item.execution_id == event.execution_id), None)
-    if waiting is not None:
-        if waiting.input_hash == event.input_hash:
-            return without_change(state)
-        raise StateConflictError(
-            f"a request {event.execution_id} with another input or durable context waits already",
-            details={"execution_id": event.execution_id, "agent_id": root.agent_id},
         )
     if len(state.queue) >= event.queue_limit:
         raise BackpressureError(

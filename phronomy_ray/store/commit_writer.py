@@ -100,10 +100,10 @@ class PreparedCommit:
                 statements.INSERT_APPROVAL,
                 [approval_rows.approval_columns(r, encoder) for r in commit.new_approvals],
             ),
-            (statements.INSERT_REQUEST, [rows.request_columns(r, encoder) for r in commit.new_requests]),
             (statements.INSERT_JOURNAL, [rows.journal_columns(agent_id, r, encoder) for r in commit.journal]),
             (statements.INSERT_EVENT, [rows.event_columns(r, encoder) for r in commit.events]),
         ]
+        self.new_requests = [rows.request_columns(r, encoder) for r in commit.new_requests]
         self.ended_requests = [
             {"the_execution_id": execution_id, "the_agent_id": agent_id}
             for execution_id in commit.ended_requests
@@ -130,11 +130,12 @@ class PreparedCommit:
             if not admitted:
                 self._explain_admission(connection)
         execution_rows = [] if self.execution is None else [self.execution]
-        changed, ended, _, *touched = run_batch(
+        changed, ended, queued, _, *touched = run_batch(
             connection,
             [
                 (statements.UPDATE_EXECUTION, execution_rows),
                 (statements.DELETE_REQUEST, self.ended_requests),
+                (statements.INSERT_REQUEST[engine_name], self.new_requests),
                 (statements.INSERT_CONTENT[engine_name], self.contents),
                 *((statement, parameters) for _, statement, parameters in self.updates),
                 *self.inserts,
@@ -144,6 +145,8 @@ class PreparedCommit:
             self._explain_execution(connection)
         if ended != len(self.ended_requests):
             raise ConflictError(f"{len(self.ended_requests) - ended} queued requests to end are not stored")
+        if queued != len(self.new_requests):
+            self._explain_request(connection)
         for (what, _, parameters), count in zip(self.updates, touched, strict=False):
             if count != len(parameters):
                 raise ConflictError(
@@ -193,6 +196,22 @@ class PreparedCommit:
         if open_ is not None:
             details |= {"execution_id": open_.execution_id, "status": open_.status}
         raise AgentBusyError(f"agent {new.agent_id!r} has a non-terminal execution", details=details)
+
+    def _explain_request(self, connection: Connection) -> None:
+        end_batches(connection)
+        agent_id = self.commit.agent_id
+        for request in self.commit.new_requests:
+            found = connection.execute(
+                statements.REQUEST, {"the_execution_id": request.execution_id}
+            ).one_or_none()
+            if found is not None and found.agent_id != agent_id:
+                raise StateConflictError(
+                    f"a request {request.execution_id!r} waits already: it is one of agent {found.agent_id!r}",
+                    details={"execution_id": request.execution_id, "agent_id": found.agent_id},
+                )
+        raise ConflictError(  # the owner would have known it
+            f"a request to queue for agent {agent_id!r} waits already", details={"agent_id": agent_id}
+        )
 
     def _explain_execution(self, connection: Connection) -> None:
         end_batches(connection)

@@ -66,7 +66,8 @@ class Store(Protocol):
             ConflictError: revision or journal position moved although the epoch is current, or an execution's revision
                 moved, or a row to insert exists.
             AgentBusyError: `commit.new_execution` while the agent has a non-terminal execution.
-            StateConflictError: `commit.new_execution` has an id that is stored already.
+            StateConflictError: `commit.new_execution` has an id that is stored already, or one of `commit.new_requests` an id
+                under which a request of another agent waits.
             StoreUnavailableError: known not to have happened.
             CommitOutcomeUnknownError: the connection was lost while committing.
         """

@@ -138,7 +138,7 @@ INSERT_EXECUTION = _PerEngine(executions)
 INSERT_CONTENT = _PerEngine(contents)
 INSERT_META = _PerEngine(store_meta)
 DELETE_CONTENT = delete(contents).where(_is(contents.c.content_id, "the", "content_id"))
-INSERT_REQUEST = insert(queued_requests)
+INSERT_REQUEST = _PerEngine(queued_requests)
 DELETE_REQUEST = delete(queued_requests).where(
     _is(queued_requests.c.execution_id, "the", "execution_id"),
     _is(queued_requests.c.agent_id, "the", "agent_id"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from phronomy_ray.errors import ConflictError, InvalidInputError, NotFoundError, OwnershipLostError
+from phronomy_ray.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    OwnershipLostError,
+    StateConflictError,
+)
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_samples import Owner, StoreFactory, owned
@@ -64,11 +70,27 @@ class QueueConformance:
     def test_a_request_waits_once(self, store_factory: StoreFactory) -> None:
         owner = owned(store_factory())
         owner.append(step="queue", new_requests=(samples.queued_request("q1"),))
-        with pytest.raises(ConflictError):
+        with pytest.raises(ConflictError) as refused:
             owner.execute(
                 owner.commit(step="queue", new_requests=(samples.queued_request("q1", position=8),))
             )
+        assert not isinstance(refused.value, StateConflictError), (
+            "its own queue is not what it knows: it must stop"
+        )
         assert [item.position for item in owner.store.queued_requests("alice")] == [1]
+
+    def test_an_id_waits_at_one_agent(self, store_factory: StoreFactory) -> None:
+        owned(store_factory(), "bob").append(
+            step="queue", new_requests=(samples.queued_request("q1", agent_id="bob"),)
+        )
+        owner = owned(store_factory())
+        with pytest.raises(StateConflictError, match="'bob'"):
+            owner.execute(owner.commit(step="queue", new_requests=(samples.queued_request("q1"),)))
+        owner.append(step="queue", new_requests=(samples.queued_request("q2"),))
+        assert [item.execution_id for item in owner.store.queued_requests("alice")] == ["q2"]
+        found = owner.store.find_request("q1")
+        assert found is not None
+        assert found.agent_id == "bob"
 
     def test_only_the_owner_queues(self, store_factory: StoreFactory) -> None:
         owner = owned(store_factory())

@@ -101,11 +101,11 @@ class WorkerCalls:
         at = timestamp()
         bodies = [_Body(bound, invocation, at) for invocation, bound in calls]
         with self._lock:
-            stopped = [body for body in bodies if self._early.pop(body.key, False)]
-            bodies = [body for body in bodies if body not in stopped]
+            stopped = {body.key for body in bodies if self._early.pop(body.key, False)}
+            bodies = [body for body in bodies if body.key not in stopped]
             self._bodies.update({body.key: body for body in bodies})
-        for body in stopped:
-            self._news.put(_Ended(body.key, not_performed(body.key)))
+        for key in stopped:
+            self._news.put(_Ended(key, not_performed(key)))
         if not bodies:
             return
         self._news.put(StartedCalls(tuple(body.key for body in bodies), self._node, os.getpid(), at))

@@ -200,7 +200,16 @@ async def test_a_replaced_owner_deletes_nothing(lab: Any) -> None:
     successor = await lab.restarted(engine.definition)
     with pytest.raises(OwnershipLostError):
         await engine.purge()
+    assert not engine.is_active, "it has stopped"
     assert (await lab.run(successor, "one")).output == "heard one"
+
+
+async def test_of_two_deletions_at_once_one_deletes(lab: Any) -> None:
+    engine = lab.engine(lab.define(echo))
+    await engine.activate()
+    first, second = await asyncio.gather(engine.purge(), engine.purge(), return_exceptions=True)
+    assert first is True
+    assert isinstance(second, AgentUnloadedError)
 
 
 async def test_a_deletion_whose_outcome_is_unknown_stops_its_owner(lab: Any) -> None:

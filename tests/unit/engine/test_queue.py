@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from phronomy_ray.definition.busy import BusyRule
+from phronomy_ray.engine.event_hub import BUFFERED_EXECUTIONS
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentClosedError,
@@ -16,6 +17,7 @@ from phronomy_ray.errors import (
     NotFoundError,
     StateConflictError,
 )
+from phronomy_ray.events import Event, EventType
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.kernel.inputs import EditKind
 from phronomy_ray.models.scripted import call, calls, final, hang
@@ -261,6 +263,65 @@ async def test_a_request_whose_id_was_taken_meanwhile_is_dropped(lab: Any) -> No
     assert (await lab.end(engine, "ex3")).output == "heard m3"
     assert lab.store.load_execution("ex2").agent_id == "a2"
     assert lab.store.queued_requests("a1") == []
+
+
+@pytest.mark.parametrize("rule", [QUEUE, INTERRUPT])
+async def test_a_request_whose_id_waits_at_another_agent_is_refused_and_harms_nothing(
+    lab: Any, rule: BusyRule
+) -> None:
+    engine = await busy(lab, on_busy="queue")
+    await engine.start("ex2", "m2")
+    other = lab.engine(engine.definition, "a2")
+    await other.start("ex3", "hang")
+    await lab.until_prompted(2)
+    with pytest.raises(StateConflictError, match="agent 'a1'"):
+        await other.start("ex2", "m2", on_busy=rule)
+    assert other.is_active
+    assert other.runs("ex3"), "what was refused interrupts nothing"
+    assert (await other.start("ex4", "m4")).status is ExecutionStatus.QUEUED
+    await engine.cancel("ex1", "enough")
+    assert (await lab.end(engine, "ex2")).output == "heard m2"
+    await other.cancel("ex3", "enough")
+    assert (await lab.end(other, "ex4")).output == "heard m4"
+
+
+async def test_a_request_that_waits_is_told_again_whatever_the_rule(lab: Any) -> None:
+    engine = await busy(lab)
+    for rule in (QUEUE, None, BusyRule.REJECT, INTERRUPT):
+        assert (await engine.start("ex2", "m2", on_busy=rule)).status is ExecutionStatus.QUEUED
+    with pytest.raises(StateConflictError, match="another input"):
+        await engine.start("ex2", "other")
+    assert engine.runs("ex1")
+    assert len(lab.store.queued_requests("a1")) == 1
+    await engine.cancel("ex1", "enough")
+    await lab.end(engine, "ex2")
+
+
+async def test_a_request_whose_id_was_taken_is_dropped_when_it_is_cancelled(lab: Any) -> None:
+    engine = await busy(lab, on_busy="queue")
+    await engine.start("ex2", "m2")
+    await lab.run(lab.engine(engine.definition, "a2"), "theirs", id="ex2")
+    with pytest.raises(NotFoundError, match="agent 'a2'"):
+        await engine.cancel("ex2", "not needed")
+    assert lab.store.queued_requests("a1") == []
+    assert engine.runs("ex1")
+    await engine.cancel("ex1", "enough")
+    await lab.end(engine, "ex1")
+
+
+async def test_requests_that_are_withdrawn_cost_the_running_execution_no_events(lab: Any) -> None:
+    engine = await busy(lab, on_busy="queue")
+    read, cursor = await engine.events("ex1", after=0, cursor=None, timeout_s=20)
+    for number in range(BUFFERED_EXECUTIONS + 2):
+        await engine.start(f"q{number}", "m")
+        await engine.cancel(f"q{number}", "not needed")
+    engine.hub.publish(Event("ex1", 1, EventType.TOKEN, {"text": "hello"}, False))
+    more, cursor = await engine.events("ex1", after=read[-1].seq, cursor=cursor, timeout_s=20)
+    assert [event.type for event in more] == [EventType.TOKEN]
+    await engine.cancel("ex1", "enough")
+    more, _ = await engine.events("ex1", after=read[-1].seq, cursor=cursor, timeout_s=20)
+    assert more[-1].type is EventType.CANCELLED
+    assert (await lab.read_events(engine, "q0"))[-1].type is EventType.CANCELLED, "the store has it"
 
 
 @pytest.mark.parametrize(
