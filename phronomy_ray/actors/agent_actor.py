@@ -24,6 +24,7 @@ from phronomy_ray.actors.loop_watchdog import LoopWatchdog, Offence, log_offence
 from phronomy_ray.actors.mcp_client import GatewayAccess
 from phronomy_ray.actors.ray_calls import kill, node_id
 from phronomy_ray.actors.ray_metrics import AgentGauges
+from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
 from phronomy_ray.clock import SystemClock
@@ -62,6 +63,7 @@ class AgentActor:
     """Owner of one agent."""
 
     def __init__(self, agent_id: str, wiring: AgentWiring) -> None:
+        die_at_sigterm()
         self._agent_id = agent_id
         self._wiring = wiring
         self._waiters = 0

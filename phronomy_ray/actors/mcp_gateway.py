@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from phronomy_ray.actors.ray_calls import service_options
+from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.actors.tickets import CancelledTickets
 from phronomy_ray.mcp.endpoint import McpEndpoint
 from phronomy_ray.mcp.hub import McpHub
@@ -41,6 +42,7 @@ class McpGateway:
     """Sessions with one server for the agents of a cluster. The class is plain Python; `gateway_options` makes it an actor."""
 
     def __init__(self) -> None:
+        die_at_sigterm()
         self._hub = McpHub()
         self._calls: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._cancelled = CancelledTickets()

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from phronomy_ray.actors.answer_stream import AnswerStream, StreamGroup
 from phronomy_ray.actors.ray_calls import service_options
+from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.actors.tickets import CancelledTickets
 from phronomy_ray.embedding import EmbeddingAnswer, EmbeddingPort, EmbeddingRequest
 from phronomy_ray.models.litellm_embeddings import LitellmEmbeddingPort
@@ -58,6 +59,7 @@ class ModelGateway:
     """Model calls for many agents on one event loop."""
 
     def __init__(self, model: ModelPort | None = None, embeddings: EmbeddingPort | None = None) -> None:
+        die_at_sigterm()
         self._model = model if model is not None else LitellmModel()
         self._embeddings = embeddings if embeddings is not None else LitellmEmbeddingPort()
         self._tasks: dict[str, asyncio.Task[Any]] = {}

@@ -18,6 +18,7 @@ from phronomy_ray.actors.pool_core import PoolCore
 from phronomy_ray.actors.pool_fleet import RayFleet
 from phronomy_ray.actors.ray_calls import MAX_CONCURRENCY, pool_actor_name, service_options
 from phronomy_ray.actors.ray_metrics import PoolGauges
+from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.tool_calls import CallKey
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_news import Listeners, NewsList
@@ -40,6 +41,7 @@ class PoolActor:
     """Admission to one pool, and owner of what runs in it."""
 
     def __init__(self, name: str, config: PoolConfig, namespace: str) -> None:
+        die_at_sigterm()
         self._name = name
         self._incarnation = uuid.uuid4().hex[:6]
         self._fleet = RayFleet(name, config, namespace)

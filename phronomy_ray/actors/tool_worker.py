@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 
 from phronomy_ray.actors.memory_watch import MemoryWatch
 from phronomy_ray.actors.ray_calls import find_actor, node_id
+from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.clock import timestamp
 from phronomy_ray.definition.source import DefinitionSource
 from phronomy_ray.tool_calls import CallKey, ToolInvocation
@@ -52,6 +53,7 @@ class ToolWorker:
     """A warm process that runs blocking bodies on threads."""
 
     def __init__(self, setup: WorkerSetup, memory_bytes: int | None = None) -> None:
+        die_at_sigterm()
         use_path(setup)
         self._calls = WorkerCalls(node_id())
         watch = MemoryWatch(
