@@ -261,6 +261,16 @@ def test_a_batch_that_does_not_fit_is_refused_whole_and_the_pool_works_afterward
     assert pool_metrics("narrow")["rejected_total"] >= 7
 
 
+def test_processes_that_are_told_to_end_do_so_and_hold_up_no_later_call(swimmer: AgentHandle) -> None:
+    swimmer.invoke(turn([("note", {"text": "before"})]), timeout=PATIENCE_S)
+    worker = recorded(swimmer.agent_id, "note", text="before")[-1]["pid"]
+    for name, pid in (("a worker", worker), ("the pool", pool_metrics("default")["pid"])):
+        os.kill(pid, signal.SIGTERM)
+        effects.until(lambda pid=pid: not processes.is_alive(pid), f"the end of {name}", timeout_s=20)
+        result = swimmer.invoke(turn([("note", {"text": f"after {name}"})]), timeout=PATIENCE_S)
+        assert answers(result) == [f"noted after {name}"]
+
+
 # --- one agent among others -------------------------------------------------------------------------------------
 
 
