@@ -82,7 +82,7 @@ class Store(Protocol):
 
     def purge_agent(self, agent_id: str, *, epoch: int, created_at: datetime) -> bool:
         """Delete the agent with everything that belongs to it, its standing rules included, in one transaction; its id is free
-        then. Contents stay: they are shared by their hash.
+        then, and an agent of this id that is made later begins with a higher epoch. Contents stay: they are shared by their hash.
 
         Args:
             agent_id: the agent.

@@ -28,6 +28,9 @@ class SqlPurge(SqlDatabase):
         def work(connection: Connection) -> bool:
             if connection.execute(statements.DELETE_ROOT, guards).rowcount:
                 connection.execute(statements.DELETE_RULES_OF_AGENT, of)
+                marker = {"name": statements.EPOCH_FLOOR, "value": "0"}
+                connection.execute(statements.INSERT_META[connection.dialect.name], marker)
+                connection.execute(statements.RAISE_FLOOR, {"the_epoch": epoch, "new_floor": str(epoch)})
                 return True
             root = connection.execute(statements.LOCK_ROOT, of).one_or_none()
             if root is None or root.created_at != guards["the_created_at"]:

@@ -105,15 +105,15 @@ class SqlStore(SqlRules, SqlPurge, WorkerInputRestricted):
                 raise AgentAlreadyExistsError(
                     f"agent {new.agent_id!r} exists already", details={"agent_id": new.agent_id}
                 )
-            if records:
-                run_batch(
-                    connection,
-                    [
-                        (statements.INSERT_CONTENT[engine_name], contents),
-                        (statements.INSERT_JOURNAL, records),
-                    ],
-                )
-            return True
+            is_raised, *_ = run_batch(
+                connection,
+                [
+                    (statements.BEGIN_ABOVE_FLOOR, [{"the_agent_id": new.agent_id}]),
+                    (statements.INSERT_CONTENT[engine_name], contents),
+                    (statements.INSERT_JOURNAL, records),
+                ],
+            )
+            return not is_raised
 
         if not self._write(work):
             return self.load_root(new.agent_id)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Executable,
     Select,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     Update,
     asc,
     bindparam,
+    cast,
     delete,
     desc,
     exists,
@@ -129,6 +131,23 @@ DELETE_ROOT = delete(agents).where(
     _is(agents.c.epoch, "the", "epoch"),
     _is(agents.c.created_at, "the", "created_at"),
     ~exists().where(executions.c.agent_id == agents.c.agent_id, IS_OPEN),
+)
+#: Marker with the highest epoch that any deleted agent had: agents that are made later begin above it, so that an owner of a
+#: deleted agent never passes for one of the next agent of that id, here or in a pool.
+EPOCH_FLOOR = "epoch_floor"
+_FLOOR = cast(store_meta.c.value, BigInteger)
+_IS_FLOOR = store_meta.c.name == EPOCH_FLOOR
+_FLOOR_NOW = select(_FLOOR).where(_IS_FLOOR).scalar_subquery()
+#: A statement of its own behind the insert, which may have waited for the deletion of an agent of this id.
+BEGIN_ABOVE_FLOOR = (
+    update(agents)
+    .where(_is(agents.c.agent_id, "the", "agent_id"), agents.c.epoch < _FLOOR_NOW)
+    .values(epoch=_FLOOR_NOW)
+)
+RAISE_FLOOR = (
+    update(store_meta)
+    .where(_IS_FLOOR, bindparam("the_epoch", type_=BigInteger) > _FLOOR)
+    .values(value=bindparam("new_floor"))
 )
 DELETE_RULES_OF_AGENT = delete(standing_rules).where(_is(standing_rules.c.agent_id, "the", "agent_id"))
 

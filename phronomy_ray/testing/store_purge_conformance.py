@@ -81,9 +81,29 @@ class PurgeConformance:
         store.create_agent(samples.new_agent("alice", now=later))
         second = Owner(store, "alice")
         second.claim()
-        assert second.epoch == first.epoch
         assert store.purge_agent("alice", epoch=first.epoch, created_at=created_at) is False
         second.append("still there")
+
+    def test_no_owner_of_a_purged_agent_passes_for_one_of_the_next_of_its_id(
+        self, store_factory: StoreFactory
+    ) -> None:
+        store = store_factory()
+        stale = owned(store)
+        commit = stale.commit("late")
+        last = Owner(store_factory(), "alice")
+        last.claim()
+        created_at = store.load_root("alice").created_at
+        assert created_at is not None
+        assert store.purge_agent("alice", epoch=last.epoch, created_at=created_at) is True
+        created = store.create_agent(samples.new_agent("alice", now=created_at + timedelta(seconds=1)))
+        assert created == store.load_root("alice")
+        successor = Owner(store_factory(), "alice")
+        successor.claim()
+        assert successor.epoch > last.epoch > stale.epoch
+        with pytest.raises(OwnershipLostError):  # its revision and position fit
+            stale.execute(commit)
+        successor.append("still there")
+        assert len(store.read_journal("alice")) == 1
 
     def test_a_stale_owner_of_a_purged_agent_is_refused(self, store_factory: StoreFactory) -> None:
         owner = owned(store_factory())
