@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from phronomy_ray.canonical_json import clean_text, to_json_value
+from phronomy_ray.canonical_json import clean_text, dumps, to_json_value
 from phronomy_ray.errors import ErrorRecord, SerializationError
 
 REDACTED = "[REDACTED]"
@@ -152,8 +152,6 @@ def restore_fields(shown: Any, original: Any, names: Collection[str]) -> Any:
 
 
 def _restore(shown: Any, original: Any, names: frozenset[str], place: str) -> Any:
-    if original is not None and shown == _redact(original, names, 0):
-        return original
     if isinstance(shown, Mapping):
         known = original if isinstance(original, Mapping) else {}
         restored = {}
@@ -167,6 +165,9 @@ def _restore(shown: Any, original: Any, names: frozenset[str], place: str) -> An
                 restored[key] = _restore(item, known.get(key), names, inner)
         return restored
     if isinstance(shown, list | tuple):
+        # compared as JSON: in Python 1, 1.0 and True are equal, and such an edit would be lost
+        if isinstance(original, list | tuple) and dumps(shown) == dumps(_redact(original, names, 0)):
+            return original
         return [_restore(item, None, names, f"{place}[{index}]") for index, item in enumerate(shown)]
     return shown
 

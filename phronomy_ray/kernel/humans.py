@@ -105,7 +105,7 @@ def is_same_answer(request: ApprovalRow, event: Decide, tools: Mapping[str, Boun
     if event.edited_arguments is None or request.edited_arguments is None:
         return event.edited_arguments is None and request.edited_arguments is None
     given: Any = event.edited_arguments
-    if given == request.edited_arguments:
+    if dumps(given) == dumps(request.edited_arguments):
         return True  # as displays show it, masks included
     bound = tools.get(request.tool_name)
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from phronomy_ray.canonical_json import dumps
 from phronomy_ray.redaction import (
     REDACTED,
     environment_secrets,
@@ -109,6 +111,13 @@ def test_masked_fields_are_restored_where_it_is_certain_what_they_hid() -> None:
     ):
         with pytest.raises(ValueError, match=place):
             restore_fields(wrong, original, ["pin"])
+
+
+@pytest.mark.parametrize("wrap", [lambda item: item, lambda item: [item], lambda item: {"in": [item]}])
+@pytest.mark.parametrize(("was", "edited"), [(1, True), (0, False), (True, 1), (1, 1.0)])
+def test_an_edit_that_changes_only_the_type_is_an_edit(wrap: Any, was: object, edited: object) -> None:
+    restored = restore_fields({"pin": REDACTED, "x": wrap(edited)}, {"pin": "1", "x": wrap(was)}, ["pin"])
+    assert dumps(restored) == dumps({"pin": "1", "x": wrap(edited)})
 
 
 def test_long_hostile_text_is_linear() -> None:
