@@ -86,9 +86,8 @@ class EditableAgent(QueueingAgent):
         await self.activate()
         async with self._lock:
             self._check_serving()
-            root, execution, queue = self.state.root, self.state.execution, self.state.queue
-            if execution is not None or queue:
-                held = execution.row.execution_id if execution is not None else queue[0].execution_id
+            root, held = self.state.root, self.state.held_by
+            if held is not None:
                 raise AgentBusyError(
                     f"agent {self.agent_id!r} cannot be purged: it has the execution {held}",
                     details={"agent_id": self.agent_id, "execution_id": held},

@@ -35,10 +35,8 @@ def edit(state: AgentState, event: Edit, env: Env) -> Step:
         AgentClosedError: the agent was closed.
     """
     root = state.root
-    if state.execution is not None or state.queue:
-        held = (
-            state.execution.row.execution_id if state.execution is not None else state.queue[0].execution_id
-        )
+    held = state.held_by
+    if held is not None:
         raise AgentBusyError(
             f"agent {root.agent_id!r} can be edited only while it is idle: it has the execution {held}",
             details={"agent_id": root.agent_id, "execution_id": held},

@@ -62,14 +62,11 @@ def start_while_busy(state: AgentState, event: Start, env: Env) -> Step:
         what = (
             f"the {held.status.value} execution {held.execution_id}"
             if held is not None
-            else f"the request {state.queue[0].execution_id}, which is next"
+            else f"the request {state.held_by}, which is next"
         )
         raise AgentBusyError(
             f"agent {root.agent_id!r} has {what}",
-            details={
-                "agent_id": root.agent_id,
-                "execution_id": held.execution_id if held is not None else state.queue[0].execution_id,
-            },
+            details={"agent_id": root.agent_id, "execution_id": state.held_by},
         )
     if len(state.queue) >= event.queue_limit:
         raise BackpressureError(

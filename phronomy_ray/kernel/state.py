@@ -71,6 +71,13 @@ class AgentState:
     #: Requests that wait for their turn, the next one first.
     queue: tuple[QueuedRequest, ...] = ()
 
+    @property
+    def held_by(self) -> str | None:
+        """What keeps the agent from being idle: the non-terminal execution, else the request that is next."""
+        if self.execution is not None:
+            return self.execution.row.execution_id
+        return self.queue[0].execution_id if self.queue else None
+
     @classmethod
     def hydrate(
         cls,

@@ -18,7 +18,8 @@ PER_S = 10.0
 
 
 class ProgressGate:
-    """Tells reports as they come while they are few. Of those in between the last is told with the next, or at the end.
+    """Tells reports as they come while they are few. Of those in between only the last counts: it is told at the end, unless a
+    later one was told before.
 
     `report` may be called from any thread.
     """
