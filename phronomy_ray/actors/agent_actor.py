@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, cast
 
 import ray
@@ -36,6 +37,7 @@ from phronomy_ray.errors import (
     BackpressureError,
     CommitOutcomeUnknownError,
     ConfigurationError,
+    InvalidInputError,
     NotFoundError,
     PhronomyError,
 )
@@ -261,10 +263,18 @@ class AgentActor:
         """Take no more work, for ever."""
         return await self._engine().edit(EditKind.CLOSE, edit_id=edit_id)
 
-    async def purge(self) -> bool:
-        """Delete the idle agent and everything that belongs to it, and free this process; whether it was there."""
-        was_there = await self._engine().purge()
-        asyncio.get_running_loop().call_later(UNLOAD_LINGER_S, self._exit)
+    async def purge(self, created_at: str | None = None) -> bool:
+        """Delete the idle agent and everything that belongs to it, and free this process; whether it was there. With `created_at`
+        (ISO 8601), an agent that was created at another time is left alone.
+        """
+        try:
+            meant = datetime.fromisoformat(created_at) if created_at is not None else None
+        except ValueError:
+            raise InvalidInputError(f"created_at must be an ISO 8601 time, not {created_at!r}") from None
+        engine = self._engine()
+        was_there = await engine.purge(meant)
+        if not engine.is_active:
+            asyncio.get_running_loop().call_later(UNLOAD_LINGER_S, self._exit)
         return was_there
 
     # --- executions --------------------------------------------------------------------------------------------

@@ -134,11 +134,12 @@ class AgentClient:
             WaitTimeoutError: its process does not answer.
         """
         try:
-            was_there = bool(await self.call("purge"))
+            created_at = (await asyncio.to_thread(self._store.load_root, self.agent_id)).created_at
+            was_there = bool(await self.call("purge", created_at.isoformat() if created_at else None))
         except NotFoundError:  # also when the answer to an earlier try was lost
             was_there = False
         handle, self._actor, self._wiring = self._actor, None, None
-        if handle is not None:
+        if handle is not None and was_there:  # else it may serve another agent that has got the id since
             kill(handle)
         return was_there
 

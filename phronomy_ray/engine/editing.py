@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from datetime import datetime
 from typing import Any
 
 from phronomy_ray.definition.agent_definition import AgentDefinition
@@ -74,8 +75,12 @@ class EditableAgent(QueueingAgent):
         )
         return any(record.causation_id == edit_id and record.execution_id is None for record in records)
 
-    async def purge(self) -> bool:
+    async def purge(self, created_at: datetime | None = None) -> bool:
         """Delete the agent with everything that belongs to it, and stop for good; returns whether it was there.
+
+        Args:
+            created_at: when the agent that is meant was created, the present one by default. Another one of its id is left alone
+                and goes on: a deletion may be repeated because its answer was lost, and the id was free meanwhile.
 
         Raises:
             AgentBusyError: an execution is non-terminal; nothing was deleted.
@@ -87,6 +92,8 @@ class EditableAgent(QueueingAgent):
         async with self._lock:
             self._check_serving()
             root, held = self.state.root, self.state.held_by
+            if created_at is not None and root.created_at != created_at:
+                return False
             if held is not None:
                 raise AgentBusyError(
                     f"agent {self.agent_id!r} cannot be purged: it has the execution {held}",

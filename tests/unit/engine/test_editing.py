@@ -204,6 +204,19 @@ async def test_a_replaced_owner_deletes_nothing(lab: Any) -> None:
     assert (await lab.run(successor, "one")).output == "heard one"
 
 
+async def test_a_repeated_deletion_leaves_another_agent_of_the_id_alone(lab: Any) -> None:
+    first = lab.engine(lab.define(echo))
+    await first.activate()
+    meant = first.state.root.created_at
+    assert await first.purge(meant) is True
+    again = lab.engine(first.definition)
+    await lab.run(again, "one")
+    assert again.state.root.created_at != meant
+    assert await again.purge(meant) is False
+    assert (await lab.run(again, "two", id="ex2")).output == "heard two"
+    assert await again.purge(again.state.root.created_at) is True
+
+
 async def test_of_two_deletions_at_once_one_deletes(lab: Any) -> None:
     engine = lab.engine(lab.define(echo))
     await engine.activate()
