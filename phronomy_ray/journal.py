@@ -249,6 +249,8 @@ class QueuedRequest:
     durable_context: dict[str, Any] | None
     #: Whether tokens are sent to observers.
     stream: bool
+    #: Names of what was set for the agent's instance when it came; an owner without them does not begin it.
+    options: dict[str, list[str]]
     queued_at: datetime
 
     @property

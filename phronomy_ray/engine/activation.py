@@ -34,7 +34,7 @@ async def take_over(
     Raises:
         NotFoundError: no such agent is stored.
         ConfigurationError: it is stored under another class or definition version (nothing was claimed), or its running
-            execution was started with instance options that are not here.
+            execution, or a request that waits, came with instance options that are not here.
         DefinitionUnavailableError: the registries of its running execution's tools cannot be had in this process.
     """
     port = store.store
@@ -42,7 +42,9 @@ async def take_over(
     check_definition(definition, root.definition_id, root.definition_version, agent_id)
     hydration = await store.run(port.claim, agent_id, owner=owner, now=now)
     if hydration.execution is not None:
-        check_options(options, hydration.execution.state, agent_id)
+        check_options(options, hydration.execution.state.get("options", {}), agent_id)
+    for request in hydration.queue:
+        check_options(options, request.options, agent_id)
     conversation = Conversation().apply(await _read_journal(agent_id, store))
     contents = {digest: await store.run(port.read_content, digest) for digest in contents_of(hydration)}
     tools = None

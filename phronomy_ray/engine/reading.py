@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from phronomy_ray.definition.agent_definition import AgentDefinition
@@ -25,15 +25,15 @@ def check_definition(definition: AgentDefinition, stored_id: str, stored_version
         )
 
 
-def check_options(options: InstanceOptions, state: Mapping[str, Any], agent_id: str) -> None:
-    """Raise `ConfigurationError` unless the instance has every filter, hook and policy that the execution was admitted with.
+def check_options(options: InstanceOptions, wanted: Mapping[str, Sequence[str]], agent_id: str) -> None:
+    """Raise `ConfigurationError` unless the instance has every filter, hook and policy that an execution, or a request that
+    waits, came with.
 
     Going on without them would let through what they are there to stop.
     """
     present = options.names()
     missing = {
-        name: [item for item in wanted if item not in present.get(name, ())]
-        for name, wanted in state.get("options", {}).items()
+        name: [item for item in items if item not in present.get(name, ())] for name, items in wanted.items()
     }
     missing = {name: items for name, items in missing.items() if items}
     if missing:

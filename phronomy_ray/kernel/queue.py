@@ -83,6 +83,7 @@ def start_while_busy(state: AgentState, event: Start, env: Env) -> Step:
         input=event.input,
         durable_context=event.durable_context,
         stream=event.stream,
+        options={name: list(items) for name, items in event.options.items()},
         queued_at=env.now,
     )
     if running is None or not interrupts:

@@ -78,7 +78,9 @@ SEALED = (
         ("input_hash", "input", "durable_context", "state", "output", "error"),
         EXECUTION_REFS,
     ),
-    SealedColumns(tables.queued_requests, ("input_hash", "input", "durable_context"), REQUEST_REFS),
+    SealedColumns(
+        tables.queued_requests, ("input_hash", "input", "durable_context", "options"), REQUEST_REFS
+    ),
     SealedColumns(tables.journal, ("content", "metadata"), JOURNAL_REFS),
     SealedColumns(tables.model_calls, ("manifest", "attempts", "error")),
     SealedColumns(

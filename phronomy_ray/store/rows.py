@@ -179,6 +179,7 @@ def request_columns(row: QueuedRequest, encoder: RowEncoder) -> Columns:
         "durable_context": context,
         "durable_context_ref": context_ref,
         "stream": row.stream,
+        "options": encoder.sealed(row.options),
         "queued_at": encode_time(row.queued_at),
     }
 
@@ -194,6 +195,7 @@ def to_request(row: AnyRow, decoder: RowDecoder) -> QueuedRequest:
         input=decoder.content(row.input, row.input_ref),
         durable_context=decoder.content(row.durable_context, row.durable_context_ref),
         stream=row.stream,
+        options=decoder.sealed(row.options),
         queued_at=decode_time(row.queued_at),
     )
 

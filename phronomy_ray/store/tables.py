@@ -161,6 +161,7 @@ queued_requests = Table(
     Column("durable_context", Text),
     Column("durable_context_ref", Text),
     Column("stream", Boolean, nullable=False),
+    Column("options", Text, nullable=False),
     Column("queued_at", Text, nullable=False),
 )
 Index("ix_queued_requests_agent_id_position", queued_requests.c.agent_id, queued_requests.c.position)

@@ -25,7 +25,9 @@ class QueueConformance:
             samples.queued_request("q1", position=3, input="x" * 10_000),
             samples.queued_request("q2", position=9, interrupts=True),
             samples.queued_request("q3", position=5, input={"a": ["漢", None]}, durable_context={"n": 1}),
-            samples.queued_request("q4", position=7, interrupts=True, stream=True),
+            samples.queued_request(
+                "q4", position=7, interrupts=True, stream=True, options={"input_filters": ["f"]}
+            ),
         ]
         owner.append(step="queue", new_requests=tuple(requests[:3]))
         owner.append(step="queue", new_requests=(requests[3],))

@@ -152,6 +152,7 @@ def queued_request(execution_id: str, **changes: Any) -> QueuedRequest:
         input="hello",
         durable_context=None,
         stream=False,
+        options={},
         queued_at=START,
     )
     return replace(sample, **changes)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from phronomy_ray.definition.busy import BusyRule
+from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.engine.event_hub import BUFFERED_EXECUTIONS
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -235,6 +236,25 @@ async def test_a_queue_that_was_left_behind_is_begun_by_the_next_owner(lab: Any)
     release()
     assert (await lab.end(fresh, "ex2")).output == "heard m2"
     assert len([row for row in lab.store.list_executions() if row.execution_id == "ex2"]) == 1
+
+
+async def test_a_request_does_not_begin_without_the_filters_that_it_came_with(lab: Any) -> None:
+    def exclaim(value: Any, context: Any) -> Any:
+        return value if value == "hang" else f"{value}!"
+
+    definition = lab.define(scripted, on_busy="queue")
+    options = InstanceOptions(input_filters=[exclaim])
+    plain = lab.engine(definition)
+    await plain.start("ex1", "hang")
+    await lab.until_prompted()
+    engine = await lab.restarted(definition, options=options)
+    await engine.start("ex2", "m2")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="instance options"):
+            await lab.engine(definition).activate()
+    engine = await lab.restarted(definition, options=options)
+    await engine.cancel("ex1", "enough")
+    assert (await lab.end(engine, "ex2")).output == "heard m2!"
 
 
 async def test_an_agent_with_a_queue_is_neither_edited_nor_deleted(lab: Any) -> None:

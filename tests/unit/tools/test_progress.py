@@ -14,9 +14,41 @@ from phronomy_ray.tools.envelope import run_async, run_sync
 from phronomy_ray.tools.progress import BURST, PER_S, ProgressGate
 
 
+class Timers:
+    """Timers that a test lets act."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+
+    def __call__(self, after_s: float, act: Any) -> Timers:
+        assert 0 < after_s <= 1 / PER_S
+        self.waiting.append(act)
+        return self
+
+    def cancel(self) -> None:
+        self.waiting.clear()
+
+
+def test_the_last_report_of_a_burst_is_told_while_the_body_goes_on() -> None:
+    now, told, timers = [0.0], list[int](), Timers()
+    gate = ProgressGate(told.append, clock=lambda: now[0], later=timers)
+    for number in range(BURST + 5):
+        gate.report(number)
+    (act,) = timers.waiting
+    timers.waiting.clear()
+    now[0] += 1 / PER_S
+    act()
+    assert told[BURST:] == [BURST + 4]
+    gate.report(BURST + 5)
+    assert len(timers.waiting) == 1, "there is no room again"
+    gate.close()
+    assert told[BURST:] == [BURST + 4, BURST + 5]
+    assert timers.waiting == []
+
+
 def test_what_is_within_bounds_is_told_at_once_and_of_the_rest_the_last() -> None:
     now, told = [0.0], list[int]()
-    gate = ProgressGate(told.append, clock=lambda: now[0])
+    gate = ProgressGate(told.append, clock=lambda: now[0], later=Timers())
     for number in range(1_000):
         gate.report(number)
     assert told == list(range(BURST))
@@ -31,7 +63,7 @@ def test_what_is_within_bounds_is_told_at_once_and_of_the_rest_the_last() -> Non
 
 def test_a_slow_body_has_every_report_told_and_none_twice() -> None:
     now, told = [0.0], list[int]()
-    gate = ProgressGate(told.append, clock=lambda: now[0])
+    gate = ProgressGate(told.append, clock=lambda: now[0], later=Timers())
     for number in range(200):
         gate.report(number)
         now[0] += 1 / PER_S
@@ -44,7 +76,7 @@ def test_a_way_that_is_gone_costs_no_outcome(caplog: pytest.LogCaptureFixture) -
         if value >= BURST:
             raise ConnectionError("no pool")
 
-    gate = ProgressGate(tell, clock=lambda: 0.0)
+    gate = ProgressGate(tell, clock=lambda: 0.0, later=Timers())
     for number in range(BURST + 1):
         gate.report(number)
     gate.close()

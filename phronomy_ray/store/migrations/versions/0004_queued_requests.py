@@ -31,6 +31,7 @@ def upgrade() -> None:
         sa.Column("durable_context", sa.Text),
         sa.Column("durable_context_ref", sa.Text),
         sa.Column("stream", sa.Boolean, nullable=False),
+        sa.Column("options", sa.Text, nullable=False),
         sa.Column("queued_at", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("execution_id", name="pk_queued_requests"),
         sa.ForeignKeyConstraint(
