@@ -272,6 +272,10 @@ class KernelMachine(KernelLaws):
                     CallAuthorization(request.tool_call_id, verdict, DecisionSource.POLICY, gated, {"n": 1})
                 )
         event = Authorized(effect.execution_id, call_id, tuple(verdicts))
+        asking = self.state.execution
+        if asking is None or asking.row.execution_id != effect.execution_id:
+            assert not self.feed(event), "it was cancelled meanwhile"
+            return
         assert self.feed(event)
         assert not self.feed(event), "the second answer is consumed"
         for request in effect.requests:
@@ -431,8 +435,16 @@ class KernelMachine(KernelLaws):
 
     @precondition(lambda self: self.work.model_calls)
     @rule()
-    def a_model_call_stops_without_anybody_having_cancelled(self) -> None:
-        assert not self.feed(ModelStopped(min(self.work.model_calls)))
+    def a_model_call_stops(self) -> None:
+        """By itself it cannot; when its execution was interrupted, that is the end of it."""
+        call_id = min(self.work.model_calls)
+        running = self.state.execution
+        pending = running.model_call if running is not None else None
+        was_asked = running is not None and running.row.cancel_requested_at is not None
+        ends = was_asked and pending is not None and pending.model_call_id == call_id
+        assert self.feed(ModelStopped(call_id)) is ends
+        if ends:
+            self.work.model_calls.discard(call_id)
 
     @rule()
     def crash(self) -> None:
