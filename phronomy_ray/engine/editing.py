@@ -22,7 +22,7 @@ from phronomy_ray.ids import check_id
 from phronomy_ray.kernel.inputs import Edit, EditKind
 
 #: Edits whose repetition is recognised in memory, and records that are looked through for one that another owner has made.
-KEPT_EDITS = 100
+KEPT_EDITS = 500
 RECORDS_LOOKED_AT = 500
 
 
@@ -32,6 +32,8 @@ class EditableAgent(QueueingAgent):
     def __init__(self, agent_id: str, definition: AgentDefinition, parts: EngineParts) -> None:
         super().__init__(agent_id, definition, parts)
         self._edits: OrderedDict[str, asyncio.Task[dict[str, int]]] = OrderedDict()
+        #: Newest edits of earlier owners, read once under each epoch.
+        self._earlier: tuple[int, frozenset[str | None]] = (0, frozenset())
 
     async def edit(
         self, kind: EditKind, *, knowledge: Any = None, edit_id: str | None = None
@@ -70,10 +72,14 @@ class EditableAgent(QueueingAgent):
 
     async def _was_made(self, edit_id: str) -> bool:
         """Whether an earlier owner has made this edit: its answer was lost, and the caller has repeated it."""
-        records = await self._store.run(
-            self._store.store.read_journal, self.agent_id, limit=RECORDS_LOOKED_AT, newest_first=True
-        )
-        return any(record.causation_id == edit_id and record.execution_id is None for record in records)
+        epoch = self.state.root.epoch
+        if self._earlier[0] != epoch:
+            records = await self._store.run(
+                self._store.store.read_journal, self.agent_id, limit=RECORDS_LOOKED_AT, newest_first=True
+            )
+            found = frozenset(record.causation_id for record in records if record.execution_id is None)
+            self._earlier = (epoch, found)
+        return edit_id in self._earlier[1]
 
     async def purge(self, created_at: datetime | None = None) -> bool:
         """Delete the agent with everything that belongs to it, and stop for good; returns whether it was there.

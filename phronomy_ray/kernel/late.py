@@ -6,13 +6,10 @@ execution goes on, after it has ended, or while another one runs.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from phronomy_ray.commits import Commit
-from phronomy_ray.ids import commit_id
 from phronomy_ray.journal import Channel, JournalRecord, RecordKind
 from phronomy_ray.kernel.effects import Step
 from phronomy_ray.kernel.inputs import Env, ToolsLate
+from phronomy_ray.kernel.root_step import root_step
 from phronomy_ray.kernel.state import AgentState
 
 
@@ -32,29 +29,4 @@ def record_late(state: AgentState, event: ToolsLate, env: Env) -> Step:
         )
         for number, report in enumerate(event.reports, start=1)
     )
-    number = state.commits + 1
-    commit = Commit(
-        commit_id=commit_id(root.agent_id, root.epoch, number),
-        step="late",
-        agent_id=root.agent_id,
-        epoch=root.epoch,
-        expected_revision=root.agent_revision,
-        expected_position=root.journal_position,
-        now=env.now,
-        lifecycle=root.lifecycle,
-        context_revision=root.context_revision,
-        transcript_generation=root.transcript_generation,
-        journal=records,
-    )
-    after = replace(
-        state,
-        root=replace(
-            root,
-            agent_revision=root.agent_revision + 1,
-            journal_position=commit.position_after,
-            updated_at=env.now,
-        ),
-        commits=number,
-        conversation=state.conversation.apply(records),
-    )
-    return Step(after, commit)
+    return root_step(state, env, "late", journal=records)

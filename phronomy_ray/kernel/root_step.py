@@ -1,4 +1,4 @@
-"""A durable step that leaves the running execution alone: an edit of the agent, a change of its queue."""
+"""A durable step that leaves the running execution alone: an edit, a change of the queue, a late end of a body."""
 
 from __future__ import annotations
 
