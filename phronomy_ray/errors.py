@@ -234,6 +234,17 @@ class AgentBusyError(PhronomyError):
     retryable = True
 
 
+class AgentRetainedError(AgentBusyError):
+    """Somebody holds what is stored of the agent; it is deleted when every hold is released."""
+
+    default_code = "agent_retained"
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Owner keys of the holds."""
+        return tuple(self.details.get("owners", ()))
+
+
 class AgentUnloadedError(PhronomyError):
     """This actor has been unloaded; wake the agent and ask again."""
 

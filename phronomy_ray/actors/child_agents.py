@@ -37,12 +37,13 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.results import RunResult
+from phronomy_ray.retention import PARENT_KEY
 from phronomy_ray.store.port import Store
 from phronomy_ray.tool_environment import ChildRequest
 
 _LOG = logging.getLogger("phronomy_ray.actors")
 #: Key of a child's metadata that says whose child it is.
-LINEAGE_KEY = "phronomy_parent"
+LINEAGE_KEY = PARENT_KEY
 #: How often the unload of a child is tried, its own patience with an unreachable actor not counted.
 UNLOAD_ATTEMPTS = 3
 #: First wait between two of them, in seconds; it doubles.

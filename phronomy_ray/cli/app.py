@@ -14,6 +14,7 @@ from phronomy_ray.cli import decisions, doctor, inspecting, lifecycle, listings,
 from phronomy_ray.cli.db import db_app
 from phronomy_ray.cli.demo.command import demo
 from phronomy_ray.cli.exit_codes import ExitCode, exit_code_for
+from phronomy_ray.cli.retentions import retentions_app
 from phronomy_ray.cli.rules import rules_app
 from phronomy_ray.cli.session import Session
 from phronomy_ray.errors import PhronomyError, safe_message
@@ -148,6 +149,7 @@ app.command()(lifecycle.close)
 app.command()(lifecycle.purge)
 app.command()(doctor.doctor)
 app.add_typer(db_app, name="db")
+app.add_typer(retentions_app, name="retentions")
 app.add_typer(rules_app, name="rules")
 
 __all__ = ["app", "hoist_global_options"]

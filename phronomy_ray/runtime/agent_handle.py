@@ -16,9 +16,11 @@ from phronomy_ray.ids import new_edit_id, new_execution_id
 from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalRequest, RunResult
+from phronomy_ray.retention import Retention
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.transcript import read_transcript
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -49,6 +51,7 @@ class AgentHandle(WorkerInputRestricted):
         if actor is not None:  # known to be live
             self._client.use_actor(actor)
         self._link = AgentLink(self._client, runtime.store, runtime._bridge)
+        self._holds = Retentions(lambda: runtime.store, lambda: runtime._bridge)
 
     def __repr__(self) -> str:
         return f"AgentHandle({self.agent_id!r})"
@@ -295,11 +298,30 @@ class AgentHandle(WorkerInputRestricted):
 
         Raises:
             AgentBusyError: an execution is non-terminal; nothing was deleted.
+            AgentRetainedError: somebody holds the agent or one of its executions (says who); nothing was deleted.
             CommitOutcomeUnknownError: the connection was lost; call it again to know.
         """
         return await self._client.purge()
 
     purge = blocking(purge_async)
+
+    async def retain_async(self, owner_key: str, *, execution_id: str | None = None) -> Retention:
+        """Hold the agent, or one of its executions, so that nobody deletes it; see `Retentions.retain_async`. Wakes nothing."""
+        return await self._holds.retain_async(owner_key, agent_id=self.agent_id, execution_id=execution_id)
+
+    retain = blocking(retain_async)
+
+    async def release_async(self, owner_key: str, *, execution_id: str | None = None) -> bool:
+        """End a hold, named as it was made; whether there was one."""
+        return await self._holds.release_async(owner_key, agent_id=self.agent_id, execution_id=execution_id)
+
+    release = blocking(release_async)
+
+    async def retentions_async(self) -> list[Retention]:
+        """Who holds the agent or one of its executions, oldest first; wakes nothing."""
+        return await self._holds.list_async(agent_id=self.agent_id)
+
+    retentions = blocking(retentions_async)
 
     async def pending_approvals_async(self) -> list[ApprovalRequest]:
         """Requests that wait for an answer, from the store; wakes nothing."""

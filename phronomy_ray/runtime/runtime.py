@@ -40,6 +40,7 @@ from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.metrics import collect_metrics
 from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
@@ -119,6 +120,8 @@ class Runtime(WorkerInputRestricted):
         self._bridge = Bridge()
         #: Standing rules of the store.
         self.rules = StandingRules(lambda: self.store, lambda: self._bridge)
+        #: Holds on what is stored.
+        self.retentions = Retentions(lambda: self.store, lambda: self._bridge)
 
     def __enter__(self) -> Runtime:
         return self

@@ -22,6 +22,7 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
+from phronomy_ray.retention import Retention
 
 
 class Store(Protocol):
@@ -94,7 +95,31 @@ class Store(Protocol):
         Raises:
             OwnershipLostError: a newer epoch holds the agent.
             AgentBusyError: it has a non-terminal execution.
+            AgentRetainedError: somebody holds it, or one of its executions (says who).
         """
+        ...
+
+    # --- retentions --------------------------------------------------------------------------------------------
+
+    def retain(self, retention: Retention) -> Retention:
+        """Hold an agent, or one of its executions: neither is deleted until every hold is released.
+
+        The same owner's hold of the same thing again is one hold. Returns the one in force, which keeps its first time. A
+        deletion that is under way comes first or sees the hold, never both.
+
+        Raises:
+            NotFoundError: the agent is not stored, or the execution is not stored as one of it.
+        """
+        ...
+
+    def release(self, owner_key: str, *, agent_id: str, execution_id: str | None = None) -> bool:
+        """End a hold; whether there was one. `execution_id` must be that of the hold, ``None`` for one of the whole agent."""
+        ...
+
+    def retentions(
+        self, *, agent_id: str | None = None, owner_key: str | None = None, limit: int = 1000
+    ) -> list[Retention]:
+        """Holds, oldest first: of an agent and its executions, of an owner, or all."""
         ...
 
     # --- journal and content -----------------------------------------------------------------------------------

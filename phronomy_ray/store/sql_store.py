@@ -39,6 +39,7 @@ from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.sql_purge import SqlPurge
+from phronomy_ray.store.sql_retentions import SqlRetentions
 from phronomy_ray.store.sql_rules import SqlRules
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -47,7 +48,7 @@ T = TypeVar("T")
 _IDS_PER_QUERY = 5_000
 
 
-class SqlStore(SqlRules, SqlPurge, WorkerInputRestricted):
+class SqlStore(SqlRules, SqlPurge, SqlRetentions, WorkerInputRestricted):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 
     Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and

@@ -42,6 +42,7 @@ from phronomy_ray.store.tables import (
     journal,
     model_calls,
     queued_requests,
+    retentions,
     standing_rules,
     store_meta,
     tool_calls,
@@ -125,12 +126,14 @@ ROOT = select(agents).where(_is(agents.c.agent_id, "the", "agent_id"))
 
 INSERT_ROOT = _PerEngine(agents)
 
-#: Everything that belongs to the agent goes with it by its foreign keys.
+#: Everything that belongs to the agent goes with it by its foreign keys. What must not be deleted was looked for under the lock of
+#: the root; the guards are here so that nobody can forget them.
 DELETE_ROOT = delete(agents).where(
     _is(agents.c.agent_id, "the", "agent_id"),
     _is(agents.c.epoch, "the", "epoch"),
     _is(agents.c.created_at, "the", "created_at"),
     ~exists().where(executions.c.agent_id == agents.c.agent_id, IS_OPEN),
+    ~exists().where(retentions.c.agent_id == agents.c.agent_id),
 )
 #: Marker with the highest epoch that any deleted agent had: agents that are made later begin above it, so that an owner of a
 #: deleted agent never passes for one of the next agent of that id, here or in a pool.
@@ -251,6 +254,18 @@ UPDATE_APPROVAL = (
     )
 )
 
+# --- retentions ------------------------------------------------------------------------------------------------
+
+INSERT_RETENTION = _PerEngine(retentions)
+
+_THE_RETENTION = (
+    _is(retentions.c.owner_key, "the", "owner_key"),
+    _is(retentions.c.agent_id, "the", "agent_id"),
+    _is(retentions.c.execution_id, "the", "execution_id"),
+)
+RETENTION = select(retentions).where(*_THE_RETENTION)
+DELETE_RETENTION = delete(retentions).where(*_THE_RETENTION)
+
 # --- standing rules --------------------------------------------------------------------------------------------
 
 INSERT_RULE = _PerEngine(standing_rules)
@@ -367,6 +382,19 @@ def execution_list(*, of_agent: bool, open_only: bool) -> Select[Any]:
     return query.order_by(desc(executions.c.created_at), desc(executions.c.execution_id)).limit(
         bindparam("row_limit")
     )
+
+
+@cache
+def retention_list(*, of_agent: bool, of_owner: bool) -> Select[Any]:
+    """Holds, oldest first."""
+    query = select(retentions)
+    if of_agent:
+        query = query.where(_is(retentions.c.agent_id, "the", "agent_id"))
+    if of_owner:
+        query = query.where(_is(retentions.c.owner_key, "the", "owner_key"))
+    return query.order_by(
+        retentions.c.created_at, retentions.c.owner_key, retentions.c.agent_id, retentions.c.execution_id
+    ).limit(bindparam("row_limit"))
 
 
 @cache

@@ -279,6 +279,20 @@ Index(
     postgresql_where=IS_PENDING,
 )
 
+#: Holds on what is stored of an agent. The reference has no rule for deletion on purpose: what somebody holds cannot go, whichever
+#: code deletes.
+retentions = Table(
+    "retentions",
+    metadata,
+    Column("owner_key", _key(), nullable=False),
+    Column("agent_id", _key(), ForeignKey("agents.agent_id"), nullable=False),
+    # empty for the whole agent: a part of a primary key is never null
+    Column("execution_id", _key(), nullable=False),
+    Column("created_at", Text, nullable=False),
+    PrimaryKeyConstraint("owner_key", "agent_id", "execution_id", name="pk_retentions"),
+)
+Index("ix_retentions_agent_id", retentions.c.agent_id)
+
 #: Answers in advance; a row is never changed but for its revocation.
 standing_rules = Table(
     "standing_rules",
@@ -359,6 +373,7 @@ __all__ = [
     "model_calls",
     "one_open_execution",
     "queued_requests",
+    "retentions",
     "standing_rules",
     "store_meta",
     "tool_calls",

@@ -27,6 +27,7 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
+from phronomy_ray.retention import Retention
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -140,6 +141,25 @@ class FaultyStore(WorkerInputRestricted):
         """As `Store.purge_agent`."""
         return self._run(
             "purge_agent", lambda: self.inner.purge_agent(agent_id, epoch=epoch, created_at=created_at)
+        )
+
+    def retain(self, retention: Retention) -> Retention:
+        """As `Store.retain`."""
+        return self._run("retain", lambda: self.inner.retain(retention))
+
+    def release(self, owner_key: str, *, agent_id: str, execution_id: str | None = None) -> bool:
+        """As `Store.release`."""
+        return self._run(
+            "release", lambda: self.inner.release(owner_key, agent_id=agent_id, execution_id=execution_id)
+        )
+
+    def retentions(
+        self, *, agent_id: str | None = None, owner_key: str | None = None, limit: int = 1000
+    ) -> list[Retention]:
+        """As `Store.retentions`."""
+        return self._run(
+            "retentions",
+            lambda: self.inner.retentions(agent_id=agent_id, owner_key=owner_key, limit=limit),
         )
 
     def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:

@@ -19,6 +19,7 @@ from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
 from phronomy_ray.testing.store_purge_conformance import PurgeConformance
 from phronomy_ray.testing.store_queue_conformance import QueueConformance
+from phronomy_ray.testing.store_retention_conformance import RetentionConformance
 from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
 from phronomy_ray.testing.store_values_conformance import (
     ApprovalConformance,
@@ -223,6 +224,7 @@ ALL = (
     ExecutionConformance,
     SettleConformance,
     PurgeConformance,
+    RetentionConformance,
     QueueConformance,
     ContentConformance,
     ReadConformance,

@@ -38,6 +38,10 @@ class TestPurge(suite.PurgeConformance):
     pass
 
 
+class TestRetentions(suite.RetentionConformance):
+    pass
+
+
 class TestQueue(suite.QueueConformance):
     pass
 

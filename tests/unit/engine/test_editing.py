@@ -10,6 +10,7 @@ import pytest
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentClosedError,
+    AgentRetainedError,
     AgentUnloadedError,
     CommitOutcomeUnknownError,
     InvalidInputError,
@@ -19,6 +20,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.journal import Lifecycle, RecordKind
 from phronomy_ray.kernel.inputs import EditKind
 from phronomy_ray.models.scripted import final, hang
+from phronomy_ray.retention import Retention
 from phronomy_ray.runtime.transcript import read_transcript
 from phronomy_ray.testing.faulty_store import FaultyStore
 
@@ -246,3 +248,16 @@ async def test_a_deletion_that_did_not_happen_changes_nothing(lab: Any) -> None:
     store.heal()
     assert (await lab.run(engine, "one")).output == "heard one"
     assert await engine.purge() is True
+
+
+async def test_what_somebody_holds_is_not_deleted_but_can_be_unloaded(lab: Any) -> None:
+    engine = lab.engine(lab.define(echo))
+    await lab.run(engine, "one")
+    lab.store.retain(Retention("report", "a1", "ex1", lab.store.load_root("a1").created_at))
+    with pytest.raises(AgentRetainedError, match="held by report"):
+        await engine.purge()
+    assert (await lab.run(engine, "two", id="ex2")).output == "heard two", "it goes on as before"
+    await engine.seal()
+    fresh = lab.engine(engine.definition)
+    lab.store.release("report", agent_id="a1", execution_id="ex1")
+    assert await fresh.purge() is True

@@ -28,8 +28,8 @@ def public(thing: Any) -> set[str]:
 def test_an_agents_handle(handle: AgentHandle) -> None:
     assert public(handle) == {
         "actor", "add_knowledge", "agent_id", "approve", "cancel", "clear_knowledge", "clear_transcript", "close", "execution",
-        "invoke", "pending_approvals", "purge", "queued_requests", "reset_context", "resolve", "resume", "start", "status",
-        "transcript", "transcript_messages", "unload",
+        "invoke", "pending_approvals", "purge", "queued_requests", "release", "reset_context", "resolve", "resume", "retain", "retentions",
+        "start", "status", "transcript", "transcript_messages", "unload",
     }  # fmt: skip
 
 
