@@ -87,22 +87,29 @@ def plain_json(value: Any) -> str:
 class RowEncoder:
     """Encodes the rows of one transaction and collects the contents that they refer to."""
 
-    __slots__ = ("_codec", "contents")
+    __slots__ = ("_codec", "chars", "contents")
 
     def __init__(self, codec: ContentCodec) -> None:
         self._codec = codec
+        #: Characters of what was encoded so far.
+        self.chars = 0
         #: ``content_id -> body`` of everything that must be in ``contents`` before the transaction ends.
         self.contents: dict[str, str] = {}
 
     def sealed(self, value: Any) -> str | None:
         """Canonical JSON of a small content-bearing value; ``None`` stays ``None``."""
-        return None if value is None else self._codec.seal(dumps(value))
+        if value is None:
+            return None
+        text = dumps(value)
+        self.chars += len(text)
+        return self._codec.seal(text)
 
     def content(self, value: Any) -> tuple[str | None, str | None]:
         """``(in line, reference)`` of a value that can be large."""
         if value is None:
             return None, None
         text = dumps(value)
+        self.chars += len(text)
         if len(text) <= INLINE_CHARS:
             return self._codec.seal(text), None
         return None, self._keep(content_hash(text), text)

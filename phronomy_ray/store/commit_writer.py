@@ -111,6 +111,8 @@ class PreparedCommit:
         for hash_, text in commit.contents:
             encoder.named_content(hash_, text)
         self.contents = encoder.content_rows()
+        #: Characters of its values, about.
+        self.chars = encoder.chars + sum(len(text) for _, text in commit.contents)
 
     def write(self, connection: Connection) -> None:
         """Execute on `connection`, inside its transaction: the fence, the admission if any, then all rows at once.

@@ -7,11 +7,13 @@ written) and `SchemaVersionError` (the database is older or newer than this rele
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.commits import Commit, Hydration, NewAgent
+from phronomy_ray.errors import PhronomyError
 from phronomy_ray.journal import (
     AgentRoot,
     ApprovalRow,
@@ -71,6 +73,21 @@ class Store(Protocol):
                 under which a request of another agent waits.
             StoreUnavailableError: known not to have happened.
             CommitOutcomeUnknownError: the connection was lost while committing.
+        """
+        ...
+
+    def execute_group(self, commits: Sequence[Commit]) -> list[PhronomyError | None]:
+        """Execute commits of *different* agents, together where that can be done: one transaction and one flush for many.
+
+        Each is executed as by `execute`, whole or not at all, and none takes another with it; they are durable when this
+        returns. Whether two of them are executed in one transaction or in two, and then in which order, is open.
+
+        Returns for each commit ``None``, or the error that `execute` would have raised: a connection that is lost while
+        committing makes the outcome of all commits of that transaction unknown. `StoreUnavailableError` also where `execute` would
+        wait for another transaction that holds the agent's root.
+
+        Raises:
+            InvalidInputError: two of the commits are of one agent; nothing was executed.
         """
         ...
 

@@ -20,6 +20,7 @@ from phronomy_ray.errors import (
     InvalidInputError,
     NotFoundError,
     OwnershipLostError,
+    PhronomyError,
     StateConflictError,
 )
 from phronomy_ray.journal import (
@@ -38,6 +39,7 @@ from phronomy_ray.store.batches import end_batches, run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.engines import StoreOptions
+from phronomy_ray.store.group_writer import execute_in_groups
 from phronomy_ray.store.sql_purge import SqlPurge
 from phronomy_ray.store.sql_retentions import SqlRetentions
 from phronomy_ray.store.sql_rules import SqlRules
@@ -205,6 +207,24 @@ class SqlStore(SqlRules, SqlPurge, SqlRetentions, WorkerInputRestricted):
     def execute(self, commit: Commit) -> None:
         """As `Store.execute`."""
         self._write(PreparedCommit(commit, self._codec).write)
+
+    def execute_group(self, commits: Sequence[Commit]) -> list[PhronomyError | None]:
+        """As `Store.execute_group`."""
+        if len({commit.agent_id for commit in commits}) != len(commits):
+            raise InvalidInputError("a group holds at most one commit of each agent")
+        outcomes: list[PhronomyError | None] = [None] * len(commits)
+        prepared: dict[int, PreparedCommit] = {}
+        for index, commit in enumerate(commits):
+            try:
+                prepared[index] = PreparedCommit(commit, self._codec)
+            except PhronomyError as error:
+                outcomes[index] = error
+        found = execute_in_groups(
+            list(prepared.values()), self._write, skips_locked=self._location.backend == "postgresql"
+        )
+        for index, outcome in zip(prepared, found, strict=True):
+            outcomes[index] = outcome
+        return outcomes
 
     def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
         """As `Store.settle`.

@@ -75,6 +75,17 @@ def _changes(table: Table, *names: str) -> dict[str, Any]:
 
 # --- root ------------------------------------------------------------------------------------------------------
 
+#: Columns of the root that every commit writes.
+ADVANCED = (
+    "agent_revision",
+    "journal_position",
+    "last_commit_id",
+    "lifecycle",
+    "context_revision",
+    "transcript_generation",
+    "updated_at",
+)
+
 #: First statement of every commit: the guard and the new root in one. No row touched means: refused.
 ADVANCE_ROOT: Update = (
     update(agents)
@@ -87,13 +98,7 @@ ADVANCE_ROOT: Update = (
     .values(
         **_changes(
             agents,
-            "agent_revision",
-            "journal_position",
-            "last_commit_id",
-            "lifecycle",
-            "context_revision",
-            "transcript_generation",
-            "updated_at",
+            *ADVANCED,
         ),
         starts_without_progress=0,
     )
@@ -125,6 +130,14 @@ LOCK_ROOT = GUARDS_OF_ROOT.with_for_update()
 ROOT = select(agents).where(_is(agents.c.agent_id, "the", "agent_id"))
 
 INSERT_ROOT = _PerEngine(agents)
+
+STORED_ROOTS = select(agents.c.agent_id).where(agents.c.agent_id.in_(bindparam("agent_ids", expanding=True)))
+#: Which of these roots no other transaction holds; locks them.
+FREE_ROOTS = (
+    select(agents.c.agent_id)
+    .where(agents.c.agent_id.in_(bindparam("agent_ids", expanding=True)))
+    .with_for_update(key_share=True, skip_locked=True)
+)
 
 #: Everything that belongs to the agent goes with it by its foreign keys. What must not be deleted was looked for under the lock of
 #: the root; the guards are here so that nobody can forget them.

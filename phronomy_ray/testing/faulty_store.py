@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -93,13 +93,17 @@ class FaultyStore(WorkerInputRestricted):
         with self._lock:
             self._faults.append(fault)
 
-    def _run(self, step: str, call: Callable[[], T]) -> T:
+    def _strike(self, step: str) -> list[_Fault]:
         with self._lock:
             self.calls.append(step)
             striking = [fault for fault in self._faults if fault.strikes(step)]
             delay = self._delays.get(step, self._delays.get("*", 0.0))
         if delay:
             time.sleep(delay)
+        return striking
+
+    def _run(self, step: str, call: Callable[[], T]) -> T:
+        striking = self._strike(step)
         for fault in striking:
             if fault.when == "before":
                 raise fault.error
@@ -136,6 +140,27 @@ class FaultyStore(WorkerInputRestricted):
                 self.executed.append(commit)
 
         self._run(commit.step, call)
+
+    def execute_group(self, commits: Sequence[Commit]) -> list[PhronomyError | None]:
+        """As `Store.execute_group`; a fault strikes the commits of its step, each by itself."""
+        outcomes: list[PhronomyError | None] = [None] * len(commits)
+        after: dict[int, PhronomyError] = {}
+        sent: list[int] = []
+        for index, commit in enumerate(commits):
+            for fault in self._strike(commit.step):
+                if fault.when == "before":
+                    outcomes[index] = fault.error
+                    break
+                after[index] = fault.error
+            else:
+                sent.append(index)
+        found = self.inner.execute_group([commits[index] for index in sent]) if sent else []
+        for index, outcome in zip(sent, found, strict=True):
+            outcomes[index] = outcome or after.get(index)
+            if outcome is None:
+                with self._lock:
+                    self.executed.append(commits[index])
+        return outcomes
 
     def purge_agent(self, agent_id: str, *, epoch: int, created_at: datetime) -> bool:
         """As `Store.purge_agent`."""

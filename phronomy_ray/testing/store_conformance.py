@@ -2,7 +2,8 @@
 
 Subclass each class of `ALL` in a test module and provide a fixture ``store_factory``: a callable that returns a new handle
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
-This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_purge_conformance` how an agent ends,
+This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_groups_conformance` commits that are executed
+together, `store_purge_conformance` how an agent ends,
 `store_queue_conformance` what waits for its turn,
 `store_values_conformance` what comes back, and in which order.
 """
@@ -17,6 +18,7 @@ import pytest
 from phronomy_ray.errors import AgentAlreadyExistsError, ConflictError, NotFoundError, OwnershipLostError
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
+from phronomy_ray.testing.store_groups_conformance import GroupConformance
 from phronomy_ray.testing.store_purge_conformance import PurgeConformance
 from phronomy_ray.testing.store_queue_conformance import QueueConformance
 from phronomy_ray.testing.store_retention_conformance import RetentionConformance
@@ -223,6 +225,7 @@ ALL = (
     CommitConformance,
     ExecutionConformance,
     SettleConformance,
+    GroupConformance,
     PurgeConformance,
     RetentionConformance,
     QueueConformance,

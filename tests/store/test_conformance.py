@@ -34,6 +34,10 @@ class TestSettle(suite.SettleConformance):
     pass
 
 
+class TestGroups(suite.GroupConformance):
+    pass
+
+
 class TestPurge(suite.PurgeConformance):
     pass
 

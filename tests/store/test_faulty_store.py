@@ -37,6 +37,21 @@ def test_failing_before_writes_nothing(faulty: FaultyStore) -> None:
     assert [commit.step for commit in faulty.executed] == ["batch", "admit", "batch"]
 
 
+def test_a_fault_strikes_its_own_commits_of_a_group(faulty: FaultyStore) -> None:
+    owners = [owned(faulty, name) for name in ("alice", "bob", "carol")]
+    faulty.fail_before("batch")
+    faulty.fail_after("results")
+    steps = ("batch", "results", "admit")
+    group = [owner.commit(1, step=step) for owner, step in zip(owners, steps, strict=True)]
+    outcomes = faulty.execute_group(group)
+    assert [type(outcome) for outcome in outcomes] == [
+        StoreUnavailableError, CommitOutcomeUnknownError, type(None),
+    ]  # fmt: skip
+    assert [len(faulty.read_journal(owner.agent_id)) for owner in owners] == [0, 1, 1]
+    assert faulty.executed == group[1:]
+    assert faulty.execute_group(group) == [None] * 3
+
+
 def test_failing_after_is_committed_but_unknown(faulty: FaultyStore) -> None:
     owner = owned(faulty)
     faulty.fail_after("results")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -123,3 +124,34 @@ def test_writer_that_waits_too_long_gets_a_typed_error(database: Any) -> None:
             owner.execute(commit)
         assert caught.value.__cause__ is not None
     owner.execute(commit)
+
+
+def test_a_held_root_delays_no_other_commit_of_its_group(postgres_database: Any) -> None:
+    """SQLite has one writer, and whoever waits, waits for all of it."""
+    owners = [owned(postgres_database.open(), name) for name in ("a", "b", "c", "d", "e")]
+    group = [owner.commit("in the group") for owner in owners]
+    store = owners[0].store
+    with in_flight(postgres_database, owners[2].commit("in flight")) as (_, _attempt, abandon):
+        abandon.set()
+        begun = monotonic()
+        outcomes = store.execute_group(group)
+        assert monotonic() - begun < 2, "a stopped transaction is cut off after 5 s"
+        assert [type(outcome) for outcome in outcomes if outcome] == [StoreUnavailableError]
+        assert outcomes[2] is not None
+        assert outcomes[2].details["agent_id"] == "c"
+        for owner in owners:
+            assert len(store.read_journal(owner.agent_id)) == (owner.agent_id != "c")
+    assert store.execute_group([group[2]]) == [None]
+
+
+def test_a_group_waits_for_the_writer_of_the_file(sqlite_database: Any) -> None:
+    owners = [owned(sqlite_database.open(), name) for name in ("a", "b")]
+    first = owners[0].commit("first")
+    with ThreadPoolExecutor(1) as pool, in_flight(sqlite_database, first) as (finish, *_):
+        group = pool.submit(owners[1].store.execute_group, [first, owners[1].commit("second")])
+        with pytest.raises(TimeoutError):
+            group.result(timeout=0.3)
+        finish.set()
+        outcomes = group.result(timeout=30)
+    assert outcomes == [None, None]  # the first has happened
+    assert [record.content for record in owners[0].store.read_journal("a")] == ["first"]

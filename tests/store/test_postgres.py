@@ -184,6 +184,38 @@ class TestLostConnections:
         owner.execute(commit)
 
     @pytest.mark.parametrize("lost", ["request", "reply"])
+    def test_group_lost_on_the_wire_is_unknown_for_each_and_settles(
+        self, postgres_database: Any, lost: str
+    ) -> None:
+        owners = [owned(postgres_database.open(), f"agent-{number}") for number in range(5)]
+        with LossyProxy(postgres_database.url) as proxy:
+            store = open_store(proxy.url)
+            Owner(store, "agent-3").claim()  # one that is refused must not hide what is unknown
+            for owner in owners[:3]:
+                owner.append("fine")
+            proxy.lose = lost
+            group = [owner.commit("unsure") for owner in owners]
+            outcomes = store.execute_group([group[index] for index in (0, 1, 2, 4)])
+            assert [type(outcome) for outcome in outcomes] == [CommitOutcomeUnknownError] * 4
+            assert len({id(outcome) for outcome in outcomes}) == 4
+            for index in (0, 1, 2, 4):
+                owner, commit = owners[index], group[index]
+                happened = store.settle(owner.agent_id, epoch=owner.epoch, commit_id=commit.commit_id)
+                assert happened is (lost == "reply")
+            assert [type(outcome) for outcome in store.execute_group(group)] == [
+                type(None), type(None), type(None), OwnershipLostError, type(None),
+            ]  # fmt: skip
+            for owner in owners[:3]:
+                assert [record.content for record in store.read_journal(owner.agent_id)] == ["fine", "unsure"]
+            store.close()
+
+    def test_connection_killed_in_a_group_is_repeated_once(self, postgres_database: Any) -> None:
+        owners = [owned(postgres_database.open(), f"agent-{number}") for number in range(5)]
+        store = owners[0].store
+        kill_backends(postgres_database)
+        assert store.execute_group([owner.commit("x") for owner in owners]) == [None] * 5
+
+    @pytest.mark.parametrize("lost", ["request", "reply"])
     def test_commit_lost_on_the_wire_is_unknown_and_settles(self, postgres_database: Any, lost: str) -> None:
         owner = owned(postgres_database.open())
         with LossyProxy(postgres_database.url) as proxy:
