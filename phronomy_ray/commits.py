@@ -54,6 +54,8 @@ class Commit:
     transcript_generation: int
     #: Records to append; positions continue from `expected_position` without a gap.
     journal: tuple[JournalRecord, ...] = ()
+    #: Whether the agent got on by it. What a new owner only begins again is none: a crash loop must be seen.
+    is_progress: bool = True
     #: A new execution; refused if its id exists or the agent has a non-terminal one.
     new_execution: ExecutionRow | None = None
     execution: ExecutionUpdate | None = None

@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from phronomy_ray.parking import ParkReason
+
 
 class RecordKind(StrEnum):
     """What a journal record states."""
@@ -229,8 +231,10 @@ class AgentRoot:
     updated_at: datetime | None = None
     #: Who holds `epoch`: node, pid, host and the like, for people.
     owner: dict[str, Any] = field(default_factory=dict)
-    #: Owners since the last commit; a high number is a crash loop.
+    #: Owners since the last commit that was progress; a high number is a crash loop.
     starts_without_progress: int = 0
+    #: Why it is out of service; with `Lifecycle.PARKED` only.
+    parked: ParkReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

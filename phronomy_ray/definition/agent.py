@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from phronomy_ray.definition.agent_definition import (
     DEFAULT_HOOK_TIMEOUT_S,
     DEFAULT_MAX_ITERATIONS,
+    DEFAULT_MAX_STARTS,
     DEFAULT_TOOL_REPEATS,
     AgentDefinition,
 )
@@ -116,6 +117,8 @@ class Agent:
     on_busy: ClassVar[BusyRule | str] = BusyRule.REJECT
     #: Requests that may wait for their turn; more are refused with `BackpressureError`.
     max_queued_requests: ClassVar[int] = DEFAULT_MAX_QUEUED
+    #: Owners in a row that may start without getting the agent on (crashes, lost nodes); then it is parked until `unpark`.
+    max_starts_without_progress: ClassVar[int] = DEFAULT_MAX_STARTS
 
     _definition: ClassVar[AgentDefinition | None] = None
 

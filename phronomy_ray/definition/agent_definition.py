@@ -18,6 +18,10 @@ DEFAULT_TOOL_REPEATS = 3
 DEFAULT_HOOK_TIMEOUT_S = 30.0
 
 
+#: Owners in a row that may start without progress before their agent is parked.
+DEFAULT_MAX_STARTS = 5
+
+
 @dataclass(frozen=True, slots=True)
 class AgentDefinition:
     """A compiled agent class. Fields without a line here are as `Agent` documents the attribute of the same name."""
@@ -65,6 +69,7 @@ class AgentDefinition:
     hook_timeout_s: float = DEFAULT_HOOK_TIMEOUT_S
     on_busy: BusyRule = BusyRule.REJECT
     max_queued_requests: int = DEFAULT_MAX_QUEUED
+    max_starts_without_progress: int = DEFAULT_MAX_STARTS
 
     @property
     def wants_registries(self) -> bool:

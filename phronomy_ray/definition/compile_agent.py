@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from phronomy_ray.definition.agent import Agent
 
 
+#: Whole numbers that have no "unlimited".
+_NEVER_NONE = ("max_iterations", "max_queued_requests", "max_starts_without_progress")
+
+
 def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinition:
     """Check the class and compile it; `own_aliases` are those that it declares itself. Raises `ConfigurationError`."""
 
@@ -50,9 +54,10 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         "max_parallel_tools",
         "max_batch_result_chars",
         "max_queued_requests",
+        "max_starts_without_progress",
     ):
         value = getattr(cls, field)
-        optional = value is None and field not in ("max_iterations", "max_queued_requests")
+        optional = value is None and field not in _NEVER_NONE
         if not optional and not (is_whole(value) and value > 0):
             raise wrong(field, value, "a positive whole number")
     for field in (
@@ -132,6 +137,7 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         hook_timeout_s=cls.hook_timeout_s,
         on_busy=on_busy,
         max_queued_requests=cls.max_queued_requests,
+        max_starts_without_progress=cls.max_starts_without_progress,
         **_assembly_fields(cls),
     )
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from phronomy_ray.commits import Hydration
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.engine.reading import check_definition, check_options
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_tools import TurnTools
-from phronomy_ray.journal import JournalRecord
+from phronomy_ray.journal import AgentRoot, ExecutionStatus, JournalRecord, Lifecycle
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.progress import binding_of
 from phronomy_ray.kernel.state import AgentState, contents_of
+from phronomy_ray.parking import ParkReason, parked_error
 
 #: Records that are read at once.
 JOURNAL_PAGE = 2_000
@@ -28,19 +30,29 @@ async def take_over(
     *,
     owner: dict[str, Any],
     now: datetime,
+    may_park: bool = True,
 ) -> AgentState:
     """Claim the agent, which fences every earlier owner, and read its state.
 
+    Without `may_park` it is not asked whether the starts go in circles: this one follows a loss of the store, not a crash.
+
     Raises:
         NotFoundError: no such agent is stored.
+        AgentParkedError: it is out of service, or is now: too many owners in a row have made no progress.
         ConfigurationError: it is stored under another class or definition version (nothing was claimed), or its running
             execution, or a request that waits, came with instance options that are not here.
         DefinitionUnavailableError: the registries of its running execution's tools cannot be had in this process.
     """
     port = store.store
     root = await store.run(port.load_root, agent_id)
+    _check_in_service(root)
     check_definition(definition, root.definition_id, root.definition_version, agent_id)
     hydration = await store.run(port.claim, agent_id, owner=owner, now=now)
+    _check_in_service(hydration.root)  # it may have been parked between the two
+    reason = crash_loop(hydration, definition.max_starts_without_progress, now) if may_park else None
+    if reason is not None:
+        await store.run(port.park_agent, agent_id, epoch=hydration.root.epoch, reason=reason)
+        raise parked_error(agent_id, reason)
     if hydration.execution is not None:
         check_options(options, hydration.execution.state.get("options", {}), agent_id)
     for request in hydration.queue:
@@ -53,6 +65,37 @@ async def take_over(
             binding_of(hydration.execution.state), lambda digest: store.run(port.read_content, digest)
         )
     return AgentState.hydrate(hydration, conversation, contents, tools)
+
+
+def _check_in_service(root: AgentRoot) -> None:
+    if root.lifecycle is Lifecycle.PARKED:
+        raise parked_error(root.agent_id, root.parked)
+
+
+def crash_loop(found: Hydration, max_starts: int, now: datetime) -> ParkReason | None:
+    """Why an agent that is found like this has to be parked; ``None`` when it may go on.
+
+    An idle agent that is woken and unloaded again and again, or one that waits for a human, is none: nothing of it runs.
+    """
+    root, execution = found.root, found.execution
+    if root.starts_without_progress <= max_starts:
+        return None
+    if execution is None and not found.queue:
+        return None
+    if execution is not None and execution.status is ExecutionStatus.SUSPENDED:
+        return None
+    if execution is not None:
+        what = f"execution {execution.execution_id} stayed in phase {execution.phase.value}"
+    else:
+        what = f"the queued request {found.queue[0].execution_id} did not begin"
+    return ParkReason(
+        "no_progress",
+        f"{max_starts} starts in a row made no progress: {what}",
+        now,
+        starts=max_starts,
+        execution_id=execution.execution_id if execution is not None else "",
+        phase=execution.phase.value if execution is not None else "",
+    )
 
 
 async def _read_journal(agent_id: str, store: StoreClient) -> list[JournalRecord]:

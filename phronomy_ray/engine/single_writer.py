@@ -37,6 +37,7 @@ from phronomy_ray.errors import (
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
+    StoreError,
 )
 from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
@@ -144,6 +145,7 @@ class SingleWriter(WorkerInputRestricted):
 
         Raises:
             NotFoundError: no such agent is stored.
+            AgentParkedError: it is out of service.
             ConfigurationError: it is stored under another class or definition version, or its running execution was
                 started with instance options that this engine has not.
             AgentUnloadedError: this engine was sealed.
@@ -177,6 +179,7 @@ class SingleWriter(WorkerInputRestricted):
                 self._turn_tools,
                 owner=self._parts.owner,
                 now=self._parts.clock.now(),
+                may_park=not isinstance(self._halted, StoreError),
             )
             self._halted = None
             try:

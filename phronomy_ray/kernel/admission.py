@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import dumps
-from phronomy_ray.errors import AgentClosedError, AgentParkedError, InvalidInputError
+from phronomy_ray.errors import AgentClosedError, InvalidInputError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionRow, ExecutionStatus, Lifecycle, Phase, RecordKind
 from phronomy_ray.kernel.draft import Draft, new_draft
@@ -19,6 +19,7 @@ from phronomy_ray.kernel.progress import Progress
 from phronomy_ray.kernel.queue import is_next, start_while_busy
 from phronomy_ray.kernel.state import AgentState, Execution
 from phronomy_ray.messages import Message
+from phronomy_ray.parking import parked_error
 
 
 def message_of_input(value: object) -> str:
@@ -49,9 +50,7 @@ def start(state: AgentState, event: Start, env: Env) -> Step:
     if not event.from_queue and (state.execution is not None or state.queue):
         return start_while_busy(state, event, env)
     if root.lifecycle is Lifecycle.PARKED:
-        raise AgentParkedError(
-            f"agent {root.agent_id!r} is parked: {root.metadata.get('parked_reason', 'no reason kept')}"
-        )
+        raise parked_error(root.agent_id, root.parked)
     if root.lifecycle is Lifecycle.CLOSED:
         raise AgentClosedError(f"agent {root.agent_id!r} is closed", details={"agent_id": root.agent_id})
     row = ExecutionRow(

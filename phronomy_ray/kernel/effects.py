@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from phronomy_ray.approvals import ApprovalEvaluationRequest
@@ -97,6 +97,19 @@ class Step:
     #: ``None`` when nothing changes.
     commit: Commit | None = None
     effects: tuple[Effect, ...] = ()
+
+
+def without_progress(before: AgentState, decided: Step) -> Step:
+    """`decided` as a step that does not count as progress."""
+    if decided.commit is None:
+        return decided
+    starts = before.root.starts_without_progress
+    root = replace(decided.state.root, starts_without_progress=starts)
+    return replace(
+        decided,
+        state=replace(decided.state, root=root),
+        commit=replace(decided.commit, is_progress=False),
+    )
 
 
 def without_change(state: AgentState, *effects: Effect) -> Step:

@@ -13,25 +13,47 @@ from phronomy_ray.kernel.after_batch import after_batch, carry_on
 from phronomy_ray.kernel.authorization import wait_for_code
 from phronomy_ray.kernel.display import result_event
 from phronomy_ray.kernel.draft import Draft
-from phronomy_ray.kernel.effects import Prepare, Step, StopWork, without_change
+from phronomy_ray.kernel.effects import Prepare, Step, StopWork, without_change, without_progress
 from phronomy_ray.kernel.ending import cancelled
 from phronomy_ray.kernel.inputs import Env, Recover
 from phronomy_ray.kernel.model_input import build_input
 from phronomy_ray.kernel.output import filter_output
-from phronomy_ray.kernel.state import AgentState
+from phronomy_ray.kernel.state import AgentState, Execution
 from phronomy_ray.kernel.tool_call import MAX_OWNER_LOSSES
 from phronomy_ray.kernel.tools_step import dispatch, is_fatal, worker_died
-from phronomy_ray.kernel.transitions import ToolPhase
+from phronomy_ray.kernel.transitions import SETTLED_PHASES, ToolPhase
 from phronomy_ray.tool_calls import Attachment, ToolOutcome
 
 
 def recover(state: AgentState, event: Recover, env: Env) -> Step:
-    """Go on from what is stored: begin again what has no effect, take calls as they are known. Raises as `machine.step`."""
+    """Go on from what is stored: begin again what has no effect, take calls as they are known. Raises as `machine.step`.
+
+    What is only begun again is no progress: an owner that dies of it, and its successors, must be seen to go in circles.
+    """
     execution = state.execution
     if execution is None:
         return without_change(state)
     if execution.row.status is ExecutionStatus.SUSPENDED:
         return carry_on(humans.expire(state, env), "expiry")
+    begun = _go_on(state, execution, event, env)
+    return begun if _settles_something(execution, begun) else without_progress(state, begun)
+
+
+def _settles_something(before: Execution, decided: Step) -> bool:
+    """Whether the next owner would find something else than this one: an end, a question to a human, the outcome of a call."""
+    after = decided.state.execution
+    if after is None or after.row.status is ExecutionStatus.SUSPENDED:
+        return True
+    return bool(_to_do(before) - _to_do(after))
+
+
+def _to_do(execution: Execution) -> set[str]:
+    """Calls of the present batch that have no outcome yet and wait for nobody's word about it."""
+    done = {*SETTLED_PHASES, ToolPhase.UNRESOLVED}
+    return {call.row.tool_call_id for call in execution.batch if call.phase not in done}
+
+
+def _go_on(state: AgentState, execution: Execution, event: Recover, env: Env) -> Step:
     row = execution.row
     draft = Draft(state, env, execution)
     draft.event(EventType.RECOVERED, {"epoch": state.root.epoch, "phase": row.phase.value, **env.owner})

@@ -20,8 +20,9 @@ from phronomy_ray.tool_calls import ToolOutcome
 
 #: Dispatches of a replayable call before its worker's death counts as its failure.
 MAX_DISPATCHES = 3
-#: The same for the death of its owner, which may have other causes: lost nodes, an operator.
-MAX_OWNER_LOSSES = 10
+#: The same for the death of its owner, which may have other causes: lost nodes, an operator. Not more than the starts without
+#: progress after which an agent is parked (by default): a call that kills its agent is told to the model, not to an operator.
+MAX_OWNER_LOSSES = 5
 
 
 @dataclass(frozen=True, slots=True)

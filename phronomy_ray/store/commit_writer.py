@@ -53,6 +53,7 @@ class PreparedCommit:
             "new_context_revision": commit.context_revision,
             "new_transcript_generation": commit.transcript_generation,
             "new_updated_at": encode_time(commit.now),
+            "kept_starts": 0 if commit.is_progress else 1,
         }
         new = commit.new_execution
         self.new_execution = None if new is None else rows.execution_columns(new, encoder)

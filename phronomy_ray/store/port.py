@@ -25,9 +25,10 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.retention import Retention
+from phronomy_ray.store.supervision_port import SupervisionStore
 
 
-class Store(Protocol):
+class Store(SupervisionStore, Protocol):
     """One database of agents."""
 
     @property
@@ -61,7 +62,8 @@ class Store(Protocol):
     def execute(self, commit: Commit) -> None:
         """Execute `commit` in one transaction, or nothing of it.
 
-        The first statement is the guarded ``UPDATE`` of the root row. Sets ``starts_without_progress`` to 0.
+        The first statement is the guarded ``UPDATE`` of the root row. Sets ``starts_without_progress`` to 0 if the commit is
+        progress.
         Executing a commit that already happened (same ``commit_id`` is the root's last one) succeeds and writes nothing.
 
         Raises:

@@ -133,12 +133,15 @@ def _root_fields() -> str:
         ("expected_position", "journal_position"),
     )
     fields = (*guards, *((f"new_{column}", column) for column in statements.ADVANCED))
-    return ", ".join(f"{name} {_type(agents, column)}" for name, column in fields)
+    counts = (("kept_starts", "starts_without_progress"),)
+    return ", ".join(f"{name} {_type(agents, column)}" for name, column in (*fields, *counts))
 
 
 def _root_changes() -> str:
     changes = (f"{column} = r.new_{column}" for column in statements.ADVANCED)
-    return ", ".join((*changes, "starts_without_progress = 0"))
+    return ", ".join(
+        (*changes, f"starts_without_progress = {agents.name}.starts_without_progress * r.kept_starts")
+    )
 
 
 #: `statements.ADVANCE_ROOT` for many agents, all of them or none: otherwise it is an error, so that what follows in the

@@ -29,6 +29,7 @@ from phronomy_ray.journal import (
     ToolCallRow,
     ToolCallStatus,
 )
+from phronomy_ray.parking import ParkReason
 from phronomy_ray.store.codec import (
     RowDecoder,
     RowEncoder,
@@ -81,6 +82,7 @@ def to_root(row: AnyRow, decoder: RowDecoder) -> AgentRoot:
         updated_at=decode_time(row.updated_at),
         owner=loads(row.owner),
         starts_without_progress=row.starts_without_progress,
+        parked=ParkReason.from_wire(loads(row.parked)) if row.parked is not None else None,
     )
 
 

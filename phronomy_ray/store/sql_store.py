@@ -43,6 +43,7 @@ from phronomy_ray.store.group_writer import execute_in_groups
 from phronomy_ray.store.sql_purge import SqlPurge
 from phronomy_ray.store.sql_retentions import SqlRetentions
 from phronomy_ray.store.sql_rules import SqlRules
+from phronomy_ray.store.sql_supervision import SqlSupervision
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ T = TypeVar("T")
 _IDS_PER_QUERY = 5_000
 
 
-class SqlStore(SqlRules, SqlPurge, SqlRetentions, WorkerInputRestricted):
+class SqlStore(SqlRules, SqlPurge, SqlRetentions, SqlSupervision, WorkerInputRestricted):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 
     Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and
@@ -90,6 +91,7 @@ class SqlStore(SqlRules, SqlPurge, SqlRetentions, WorkerInputRestricted):
             "metadata": encoder.sealed(metadata),
             "owner": plain_json({}),
             "starts_without_progress": 0,
+            "parked": None,
             "created_at": now,
             "updated_at": now,
         }

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Executable,
+    Integer,
     Select,
     Table,
     Update,
@@ -100,7 +101,7 @@ ADVANCE_ROOT: Update = (
             agents,
             *ADVANCED,
         ),
-        starts_without_progress=0,
+        starts_without_progress=agents.c.starts_without_progress * bindparam("kept_starts", type_=Integer),
     )
 )
 

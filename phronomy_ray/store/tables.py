@@ -27,6 +27,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    and_,
     literal_column,
 )
 from sqlalchemy.dialects import postgresql
@@ -40,6 +41,8 @@ VERSION_TABLE = "alembic_version"
 #: Statuses of an execution that still occupies its agent, in a stable order (they are part of an index).
 OPEN_STATUSES = ("preparing", "active", "suspended")
 assert {status.value for status in NON_TERMINAL} == set(OPEN_STATUSES)
+#: Those of an execution that goes on by itself.
+RUNNING_STATUSES = ("preparing", "active")
 
 metadata = MetaData(
     naming_convention={
@@ -101,7 +104,12 @@ agents = Table(
     Column("starts_without_progress", Integer, nullable=False),
     Column("created_at", Text, nullable=False),
     Column("updated_at", Text, nullable=False),
+    Column("parked", Text),
 )
+
+#: Agents that were taken out of service because their starts made no progress.
+IS_PARKED = agents.c.lifecycle == literal_column("'parked'")
+Index("ix_agents_parked", agents.c.agent_id, sqlite_where=IS_PARKED, postgresql_where=IS_PARKED)
 
 executions = Table(
     "executions",
@@ -143,6 +151,15 @@ Index(
     executions.c.created_at,
     sqlite_where=IS_OPEN,
     postgresql_where=IS_OPEN,
+)
+#: Executions that need a process: the supervisor looks for those whose owner is gone, however many wait for humans.
+IS_RUNNING = executions.c.status.in_([literal_column(f"'{status}'") for status in RUNNING_STATUSES])
+Index(
+    "ix_executions_running_created_at",
+    executions.c.created_at,
+    executions.c.execution_id,
+    sqlite_where=IS_RUNNING,
+    postgresql_where=IS_RUNNING,
 )
 Index("ix_executions_agent_id_created_at", executions.c.agent_id, executions.c.created_at)
 Index("ix_executions_created_at", executions.c.created_at)
@@ -292,6 +309,14 @@ retentions = Table(
     PrimaryKeyConstraint("owner_key", "agent_id", "execution_id", name="pk_retentions"),
 )
 Index("ix_retentions_agent_id", retentions.c.agent_id)
+IS_EXPIRING = and_(IS_PENDING, approvals.c.expires_at.is_not(None))
+Index(
+    "ix_approvals_expiring_expires_at",
+    approvals.c.expires_at,
+    approvals.c.approval_request_id,
+    sqlite_where=IS_EXPIRING,
+    postgresql_where=IS_EXPIRING,
+)
 
 #: Answers in advance; a row is never changed but for its revocation.
 standing_rules = Table(
@@ -332,6 +357,16 @@ events = Table(
     PrimaryKeyConstraint("execution_id", "seq", name="pk_events"),
 )
 
+#: One row for each cluster (and namespace) whose supervisor looks after agents of this store.
+supervisors = Table(
+    "supervisors",
+    metadata,
+    Column("cluster", _key(), primary_key=True),
+    Column("beats", BigInteger, nullable=False),
+    Column("info", Text, nullable=False),
+    Column("updated_at", Text, nullable=False),
+)
+
 #: Collections of vectors, which have nothing to do with agents; a row fixes how long its vectors are.
 vector_collections = Table(
     "vector_collections",
@@ -358,10 +393,14 @@ vector_documents = Table(
 )
 
 __all__ = [
+    "IS_EXPIRING",
     "IS_IN_FORCE",
     "IS_OPEN",
+    "IS_PARKED",
     "IS_PENDING",
+    "IS_RUNNING",
     "OPEN_STATUSES",
+    "RUNNING_STATUSES",
     "VERSION_TABLE",
     "agents",
     "approvals",
@@ -376,6 +415,7 @@ __all__ = [
     "retentions",
     "standing_rules",
     "store_meta",
+    "supervisors",
     "tool_calls",
     "vector_collections",
     "vector_documents",

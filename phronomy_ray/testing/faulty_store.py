@@ -27,6 +27,8 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
+from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
+from phronomy_ray.parking import ParkReason
 from phronomy_ray.retention import Retention
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -295,6 +297,35 @@ class FaultyStore(WorkerInputRestricted):
     def events(self, execution_id: str, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
         """As `Store.events`."""
         return self._run("events", lambda: self.inner.events(execution_id, after=after, limit=limit))
+
+    def open_work(
+        self, kind: WorkKind, *, now: datetime, after: OpenWork | None = None, limit: int = 500
+    ) -> list[OpenWork]:
+        """As `Store.open_work`."""
+        return self._run("open_work", lambda: self.inner.open_work(kind, now=now, after=after, limit=limit))
+
+    def park_agent(self, agent_id: str, *, epoch: int, reason: ParkReason) -> bool:
+        """As `Store.park_agent`."""
+        return self._run("park_agent", lambda: self.inner.park_agent(agent_id, epoch=epoch, reason=reason))
+
+    def unpark_agent(self, agent_id: str, *, now: datetime, cancel_reason: str = "") -> bool:
+        """As `Store.unpark_agent`."""
+        return self._run(
+            "unpark_agent",
+            lambda: self.inner.unpark_agent(agent_id, now=now, cancel_reason=cancel_reason),
+        )
+
+    def parked_agents(self, *, limit: int = 100, after: str = "") -> list[AgentRoot]:
+        """As `Store.parked_agents`."""
+        return self._run("parked_agents", lambda: self.inner.parked_agents(limit=limit, after=after))
+
+    def beat(self, cluster: str, *, info: dict[str, Any], now: datetime) -> list[SupervisorBeat]:
+        """As `Store.beat`."""
+        return self._run("beat", lambda: self.inner.beat(cluster, info=info, now=now))
+
+    def forget_cluster(self, cluster: str, *, beats: int) -> bool:
+        """As `Store.forget_cluster`."""
+        return self._run("forget_cluster", lambda: self.inner.forget_cluster(cluster, beats=beats))
 
     def close(self) -> None:
         """As `Store.close`; never fails."""

@@ -4,7 +4,7 @@ Subclass each class of `ALL` in a test module and provide a fixture ``store_fact
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
 This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_groups_conformance` commits that are executed
 together, `store_purge_conformance` how an agent ends,
-`store_queue_conformance` what waits for its turn,
+`store_queue_conformance` what waits for its turn, `store_supervision_conformance` what a supervisor asks,
 `store_values_conformance` what comes back, and in which order.
 """
 
@@ -23,6 +23,7 @@ from phronomy_ray.testing.store_purge_conformance import PurgeConformance
 from phronomy_ray.testing.store_queue_conformance import QueueConformance
 from phronomy_ray.testing.store_retention_conformance import RetentionConformance
 from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
+from phronomy_ray.testing.store_supervision_conformance import SupervisionConformance
 from phronomy_ray.testing.store_values_conformance import (
     ApprovalConformance,
     ContentConformance,
@@ -229,6 +230,7 @@ ALL = (
     PurgeConformance,
     RetentionConformance,
     QueueConformance,
+    SupervisionConformance,
     ContentConformance,
     ReadConformance,
     ApprovalConformance,

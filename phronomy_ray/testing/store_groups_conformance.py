@@ -40,6 +40,15 @@ class GroupConformance:
             owner.revision, owner.position = 1, 2
             owner.append("and the next one by itself")
 
+    def test_what_is_no_progress_in_a_group_leaves_the_count(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        owners = owners_of(store, 5)
+        execute(
+            store, *(owner.commit("x", is_progress=number % 2 == 0) for number, owner in enumerate(owners))
+        )
+        starts = [store.load_root(owner.agent_id).starts_without_progress for owner in owners]
+        assert starts == [0, 1, 0, 1, 0]
+
     @pytest.mark.parametrize("size", [2, 5])
     def test_every_kind_of_row_is_written_as_by_single_commits(
         self, store_factory: StoreFactory, size: int

@@ -50,6 +50,10 @@ class TestQueue(suite.QueueConformance):
     pass
 
 
+class TestSupervision(suite.SupervisionConformance):
+    pass
+
+
 class TestContent(suite.ContentConformance):
     pass
 

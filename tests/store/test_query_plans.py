@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects import sqlite
 
-from phronomy_ray.store import statements
+from phronomy_ray.store import statements, supervision_statements
 from phronomy_ray.testing.store_samples import owned
 
 
@@ -23,6 +23,10 @@ from phronomy_ray.testing.store_samples import owned
             "ix_approvals_pending_created_at",
         ),
         (statements.RULES_IN_FORCE, "ix_standing_rules_in_force_scope"),
+        (supervision_statements.RUNNING, "ix_executions_running_created_at"),
+        (supervision_statements.QUEUED, "ix_queued_requests_agent_id_position"),
+        (supervision_statements.EXPIRED, "ix_approvals_expiring_expires_at"),
+        (supervision_statements.PARKED, "ix_agents_parked"),
     ],
 )
 def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> None:
@@ -30,10 +34,31 @@ def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> 
     text = str(query.compile(dialect=sqlite.dialect(paramstyle="named")))
     names = ("the_agent_id", "the_execution_id", "row_limit", "param_1")
     names += ("everywhere", "of_agent", "of_definition", "now")
+    names += ("after", "after_since", "after_key", "due")
     with sqlite_database.engine().begin() as connection:
         plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, dict.fromkeys(names, 1)).all()
     steps = " / ".join(str(row[3]) for row in plan)
     assert index in steps, steps
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        (supervision_statements.RUNNING, "ix_executions_running_created_at"),
+        (supervision_statements.EXPIRED, "ix_approvals_expiring_expires_at"),
+        (supervision_statements.QUEUED, "ix_queued_requests_agent_id_position"),
+        (supervision_statements.PARKED, "ix_agents_parked"),
+    ],
+)
+def test_postgres_looks_for_open_work_by_index(postgres_database: Any, query: Any, index: str) -> None:
+    owned(postgres_database.open())
+    names = ("after", "after_since", "after_key", "due")
+    parameters = dict.fromkeys(names, "") | {"row_limit": 500}
+    text = str(query.compile(dialect=postgres_database.engine().dialect))
+    with postgres_database.engine().begin() as connection:
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        plan = "\n".join(row[0] for row in connection.exec_driver_sql("EXPLAIN " + text, parameters))
+    assert index in plan, plan
 
 
 def test_postgres_uses_the_partial_index_under_a_generic_plan(postgres_database: Any) -> None:

@@ -113,7 +113,7 @@ async def test_nothing_is_left_under_the_old_key_and_all_reads_as_before(
 def test_every_column_that_is_sealed_is_known() -> None:
     """A column that no test fills would keep its old key: each text column is either listed or plain on purpose."""
     plain = {
-        "agents": {"definition_version", "class_path", "lifecycle", "owner"},
+        "agents": {"definition_version", "class_path", "lifecycle", "owner", "parked"},
         "executions": {"status", "phase", "terminal_reason"},
         "queued_requests": set(),
         "journal": {"kind", "channel", "role"},

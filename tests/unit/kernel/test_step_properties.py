@@ -63,6 +63,7 @@ from phronomy_ray.kernel.inputs import (
 )
 from phronomy_ray.kernel.machine import step
 from phronomy_ray.kernel.state import AgentState
+from phronomy_ray.kernel.tool_call import MAX_OWNER_LOSSES
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
 from phronomy_ray.models.port import FinishReason, ModelAnswer
 from phronomy_ray.tool_calls import Resolution, ToolOutcome
@@ -459,14 +460,14 @@ EXAMPLES = 60 if settings.default.max_examples <= 100 else settings.default.max_
 
 
 def test_a_replayable_call_that_takes_its_owner_with_it_every_time_fails_in_the_end() -> None:
-    """Nothing else would end such a loop: every new owner makes progress, by a commit, before it dies."""
+    """The model is told, before the starts without progress would have the agent parked."""
     machine = KernelMachine()
     machine.begin(strict=False, hooks=False, filters=False)
     machine.start(prepared=True)
     wanted = (ToolCallRequest("c0", "look", '{"x": 1}'),)
     answer = ModelAnswer(Message.assistant(None, wanted), FinishReason.STOP, Usage(1, 1))
     machine.feed(ModelAnswered("ex1:m1", answer))
-    for _ in range(9):
+    for _ in range(MAX_OWNER_LOSSES - 1):
         machine.crash()
         assert machine.work.bodies, "it runs again"
     machine.crash()
