@@ -177,12 +177,13 @@ async def _refusals(pools: Any, agent_id: str) -> list[float]:
     """Dispatch single calls into the full pool, as an agent's actor does; milliseconds until each refusal."""
     from support.batch_agents import PoolAgent
 
+    from phronomy_ray.actors.pool_clients import PoolClients
     from phronomy_ray.actors.tool_executor import RayToolExecutor
-    from phronomy_ray.actors.wiring import DefinitionSource
+    from phronomy_ray.hosting.wiring import DefinitionSource
     from phronomy_ray.tool_calls import ToolInvocation, ToolOutcome
 
     definition = PoolAgent.definition()
-    executor = RayToolExecutor(DefinitionSource(definition.class_path), NAMESPACE, pools)
+    executor = RayToolExecutor(DefinitionSource(definition.class_path), PoolClients(NAMESPACE), pools)
     loop = asyncio.get_running_loop()
     times = []
     for number in range(REFUSALS + 1):

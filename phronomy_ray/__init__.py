@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from phronomy_ray.definition.filters import Filter, FilterContext, FilterSite, block
     from phronomy_ray.definition.hooks import LLMInputBuildContext, LLMInputPatch
     from phronomy_ray.definition.options import InstanceOptions
+    from phronomy_ray.definition.placement import Dedicated, InProcess, Packed
     from phronomy_ray.definition.tool import (
         ExecutionMode,
         OnError,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from phronomy_ray.results import ApprovalDecision, ApprovalRequest, RunResult, UnresolvedCall
     from phronomy_ray.runtime.agent_handle import AgentHandle
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
-    from phronomy_ray.runtime.placement import Dedicated
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.runtime.traces import ToolTrace
     from phronomy_ray.tool_calls import ToolContext, ToolOrigin
@@ -56,7 +56,9 @@ _HOMES = {
     "ApprovalVerdict": "approvals",
     "AssemblySources": "assembly.sources",
     "CapabilityRegistry": "assembly.capabilities",
-    "Dedicated": "runtime.placement",
+    "Dedicated": "definition.placement",
+    "InProcess": "definition.placement",
+    "Packed": "definition.placement",
     "Event": "events",
     "EventType": "events",
     "ExecutionHandle": "runtime.execution_handle",
@@ -110,12 +112,14 @@ __all__ = [
     "Filter",
     "FilterContext",
     "FilterSite",
+    "InProcess",
     "InstanceOptions",
     "LLMInputBuildContext",
     "LLMInputPatch",
     "Message",
     "OnError",
     "OnSchemaError",
+    "Packed",
     "PhronomyError",
     "Provider",
     "RayOptions",

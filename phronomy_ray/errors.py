@@ -252,6 +252,19 @@ class AgentUnloadedError(PhronomyError):
     retryable = True
 
 
+class AgentUnreachableError(PhronomyError):
+    """The process of an agent, or the cluster under it, answered with a fault of its own: what became of the call is not known."""
+
+    default_code = "agent_unreachable"
+
+
+class HostClosedError(PhronomyError):
+    """A host takes no more agents: it is being drained, or shut down."""
+
+    default_code = "host_closed"
+    retryable = True
+
+
 class AgentParkedError(PhronomyError):
     """The agent was parked because its starts made no progress."""
 

@@ -1,88 +1,143 @@
-"""Finding and waking agents: from an id to a live actor, whatever state the cluster is in.
+"""Finding and waking agents on a cluster: from an id to a live actor or host, whatever state the cluster is in.
 
 Ray keeps a name for a moment after its actor has died, and can hand out one that is just dying; a call to a restarting
-actor may or may not have run. So a wake goes on until an actor under the name has answered as the live owner.
+actor may or may not have run. So a wake goes on until an actor has answered as the live owner. Where an agent lives already
+it is found, whatever this runtime's placement; a placement only says where the next activation goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from tenacity import retry_if_exception, stop_after_delay, wait_exponential, wait_random
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.actors.ray_calls import (
-    NoAnswer,
-    agent_name,
+    answer_of,
     ask,
     call,
     find_actor,
     is_gone,
     is_unreachable,
     kill,
+    pickle_by_value,
     service_options,
+    unwrap,
 )
-from phronomy_ray.actors.wiring import AgentWiring, NewAgentRequest
+from phronomy_ray.definition.placement import Dedicated, Packed, Placement
 from phronomy_ray.errors import (
     AgentUnloadedError,
     ConfigurationError,
+    HostClosedError,
     NotFoundError,
     PhronomyError,
     WaitTimeoutError,
 )
+from phronomy_ray.hosting.agent_port import (
+    CALL_TIMEOUT_S,
+    STATUS_TIMEOUT_S,
+    WAKE_TIMEOUT_S,
+    LiveAgent,
+    NoAnswer,
+    status_of,
+)
+from phronomy_ray.hosting.assignment import (
+    HOST_PREFIX,
+    agent_actor_name,
+    candidates,
+    host_names,
+)
+from phronomy_ray.hosting.rendezvous import ranked
+from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest
+from phronomy_ray.store.port import Store
+from phronomy_ray.whereabouts import Whereabouts
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
-#: How long a wake goes on, in seconds: a lost node is noticed by Ray within 7 to 18 s.
-WAKE_TIMEOUT_S = 90.0
-#: Limit of one call that starts or reads, in seconds.
-CALL_TIMEOUT_S = 60.0
-#: Limit of one call that only asks a live actor for its memory, in seconds.
-STATUS_TIMEOUT_S = 5.0
+#: A host that does not answer for so long is accompanied by a ping, and given up for another one when that is not answered, in
+#: seconds.
+HOST_PING_INTERVAL_S = 5.0
+HOST_PING_TIMEOUT_S = 5.0
 
 
-class AgentDirectory(WorkerInputRestricted):
-    """The agents of one namespace. Needs a process that is connected to Ray: a driver, or an agent that has children."""
+class RayDirectory(WorkerInputRestricted):
+    """`AgentDirectory` of one namespace. Needs a process that is connected to Ray."""
 
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-
-    def find(self, agent_id: str) -> ActorHandle[Any] | None:
-        """The actor under the agent's name, alive or dying; never starts one."""
-        return find_actor(agent_name(agent_id), self._namespace)
-
-    async def live_status(self, agent_id: str) -> dict[str, Any] | None:
-        """`status` of the live actor, or ``None`` when there is none that serves."""
-        handle = self.find(agent_id)
-        if handle is None:
-            return None
-        try:
-            status: dict[str, Any] = await call(handle, "status", timeout_s=STATUS_TIMEOUT_S)
-        except (RayError, TimeoutError, PhronomyError):
-            return None
-        return status if status["epoch"] is not None else None
-
-    async def wake(self, agent_id: str, wiring: AgentWiring) -> ActorHandle[Any]:
-        """A live actor that owns the stored agent; starts one where there is none.
-
-        Raises:
-            NotFoundError, ConfigurationError: the agent cannot be served; no actor is left behind.
-            WaitTimeoutError: no actor answered within `WAKE_TIMEOUT_S`.
+    def __init__(self, namespace: str, placement: Placement, store: Store) -> None:
         """
+        Args:
+            namespace: of the actors.
+            placement: where agents live of which nobody says otherwise.
+            store: where it is remembered where agents live.
+        """
+        self._namespace = namespace
+        self._placement = placement
+        self._store = store
+
+    async def find(self, agent_id: str) -> LiveAgent | None:
+        """As `AgentDirectory.find`: its own actor, or a host that says that it lives there."""
+        alone = await asyncio.to_thread(find_actor, agent_actor_name(agent_id), self._namespace)
+        if alone is not None:
+            return DedicatedAgent(alone)
+        return await self._find_hosted(agent_id)
+
+    async def wake(self, agent_id: str, wiring: AgentWiring) -> LiveAgent:
+        """As `AgentDirectory.wake`."""
         return await self._until_served(agent_id, wiring, None)
 
-    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> ActorHandle[Any]:
-        """A live actor for a new agent. Raises `AgentAlreadyExistsError` and as `wake`."""
+    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> LiveAgent:
+        """As `AgentDirectory.create`."""
         return await self._until_served(agent_id, wiring, request)
+
+    # --- finding -----------------------------------------------------------------------------------------------
+
+    async def _find_hosted(self, agent_id: str) -> LiveAgent | None:
+        first, *others = ranked(agent_id, host_names(self._known_hosts()))
+        found = await self._host_with(agent_id, first)
+        if found is None and others:
+            answers = await asyncio.gather(*(self._host_with(agent_id, name) for name in others))
+            found = next((answer for answer in answers if answer is not None), None)
+        return found
+
+    def _known_hosts(self) -> Packed:
+        """The hosts that there may be; a runtime without hosts of its own looks at the first one, for agents whose class wants it."""
+        return self._placement if isinstance(self._placement, Packed) else Packed()
+
+    async def _host_with(self, agent_id: str, name: str) -> LiveAgent | None:
+        handle = await asyncio.to_thread(find_actor, name, self._namespace)
+        if handle is None:
+            return None
+        answer = await ask(handle, "has", agent_id, timeout_s=STATUS_TIMEOUT_S)
+        return HostedAgent(handle, agent_id) if answer is True else None
+
+    async def _where_it_lives(self, agent_id: str, where: Whereabouts, names: Sequence[str]) -> str | None:
+        """The actor that serves the agent although it is none of those that should, if it is alive."""
+        if not where.last or where.last in names:
+            return None
+        if where.last == agent_actor_name(agent_id):
+            handle = await asyncio.to_thread(find_actor, where.last, self._namespace)
+            alive = handle is not None and await status_of(DedicatedAgent(handle)) is not None
+        else:
+            alive = (
+                where.last.startswith(HOST_PREFIX) and await self._host_with(agent_id, where.last) is not None
+            )
+        return where.last if alive else None
+
+    # --- waking ------------------------------------------------------------------------------------------------
 
     async def _until_served(
         self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
-    ) -> ActorHandle[Any]:
+    ) -> LiveAgent:
+        where = await asyncio.to_thread(self._store.whereabouts, agent_id)
+        names = candidates(agent_id, where, wiring.own_placement, self._placement)
+        there = await self._where_it_lives(agent_id, where, names)
+        trying = _Candidates([there] if there else names)
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: _is_transient(error)),
+            retry=retry_if_exception(trying.goes_on_after),
             stop=stop_after_delay(WAKE_TIMEOUT_S),
             wait=wait_exponential(multiplier=0.05, max=1.0) + wait_random(0, 0.05),
             reraise=True,
@@ -90,8 +145,13 @@ class AgentDirectory(WorkerInputRestricted):
         try:
             async for attempt in retrying:
                 with attempt:
-                    return await self._serve_once(agent_id, wiring, request)
+                    name = trying.name
+                    if name.startswith(HOST_PREFIX):
+                        return await self._serve_in_host(name, agent_id, wiring, request)
+                    return await self._serve_alone(name, agent_id, wiring, request)
         except (RayError, TimeoutError) as error:
+            if isinstance(error, PhronomyError):
+                raise
             raise WaitTimeoutError(
                 f"agent {agent_id!r}: no actor answered within {WAKE_TIMEOUT_S:g} s ({type(error).__name__}); "
                 "is the cluster healthy? (`phronomy doctor`)",
@@ -99,11 +159,32 @@ class AgentDirectory(WorkerInputRestricted):
             ) from error
         raise AssertionError("unreachable")
 
-    async def _serve_once(
-        self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
-    ) -> ActorHandle[Any]:
+    async def _serve_in_host(
+        self, name: str, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
+    ) -> LiveAgent:
+        handle = await asyncio.to_thread(self._get_or_start_host, name, wiring)
+        packed = pickle_by_value(wiring)
+        reference = (
+            handle.activate.remote(agent_id, packed)
+            if request is None
+            else handle.create.remote(agent_id, packed, request)
+        )
+        try:
+            await answer_of(
+                handle,
+                reference,
+                ping_interval_s=HOST_PING_INTERVAL_S,
+                ping_timeout_s=HOST_PING_TIMEOUT_S,
+            )
+        except RayTaskError as error:
+            raise unwrap(error) from None
+        return HostedAgent(handle, agent_id)
+
+    async def _serve_alone(
+        self, name: str, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
+    ) -> LiveAgent:
         # naming an actor asks the cluster's control service, which is a blocking call
-        handle = await asyncio.to_thread(self._get_or_start, agent_id, wiring)
+        handle = await asyncio.to_thread(self._get_or_start_actor, name, agent_id, wiring)
         try:
             if request is not None:
                 await call(handle, "create", request, timeout_s=CALL_TIMEOUT_S)
@@ -115,19 +196,33 @@ class AgentDirectory(WorkerInputRestricted):
         except (NotFoundError, ConfigurationError):
             await self._remove_useless(handle)
             raise
-        return handle
+        return DedicatedAgent(handle)
 
-    def _get_or_start(self, agent_id: str, wiring: AgentWiring) -> ActorHandle[Any]:
-        from phronomy_ray.actors.agent_actor import (
-            AgentActor,
-        )  # an agent's actor finds its children through here
+    def _get_or_start_actor(self, name: str, agent_id: str, wiring: AgentWiring) -> ActorHandle[Any]:
+        from phronomy_ray.actors.agent_actor import AgentActor  # an agent finds its children through here
 
+        wanted = wiring.wanted_placement
         remote: Any = ray.remote(AgentActor)
         handle: ActorHandle[Any] = remote.options(
-            **service_options(agent_name(agent_id), self._namespace),
-            resources=dict(wiring.resources) or None,
+            **service_options(name, self._namespace),
+            resources=dict(wanted.resources) or None if isinstance(wanted, Dedicated) else None,
         ).remote(agent_id, wiring)
         return handle
+
+    def _get_or_start_host(self, name: str, wiring: AgentWiring) -> Any:
+        found = find_actor(name, self._namespace)
+        if found is not None:
+            return found
+        from phronomy_ray.actors.host_actor import MAX_CONCURRENCY, HostActor
+
+        wanted = wiring.wanted_placement
+        placement = wanted if isinstance(wanted, Packed) else Packed()
+        remote: Any = ray.remote(HostActor)
+        return remote.options(
+            **service_options(name, self._namespace, max_concurrency=MAX_CONCURRENCY),
+            scheduling_strategy="SPREAD",
+            resources=dict(placement.resources) or None,
+        ).remote(name, placement, wiring.store)
 
     async def _remove_useless(self, handle: ActorHandle[Any]) -> None:
         """Kill an actor that serves nothing; one that does serve (another class asked), or is too busy to say, stays."""
@@ -139,7 +234,97 @@ class AgentDirectory(WorkerInputRestricted):
             kill(handle)
 
 
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, asyncio.CancelledError):
+class DedicatedAgent(WorkerInputRestricted):
+    """`LiveAgent` with an actor to itself."""
+
+    def __init__(self, handle: ActorHandle[Any]) -> None:
+        self._handle = handle
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
+        """As `LiveAgent.ask`."""
+        return await ask(self._handle, method, *args, timeout_s=timeout_s)
+
+    def release(self) -> None:
+        """As `LiveAgent.release`: end the actor."""
+        kill(self._handle)
+
+    @property
+    def raw(self) -> ActorHandle[Any]:
+        """As `LiveAgent.raw`: the actor's handle."""
+        return self._handle
+
+
+class HostedAgent(WorkerInputRestricted):
+    """`LiveAgent` in a host."""
+
+    def __init__(self, handle: Any, agent_id: str) -> None:
+        self._handle = handle
+        self._agent_id = agent_id
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
+        """As `LiveAgent.ask`."""
+        return await ask(self._handle, "call", self._agent_id, method, args, timeout_s=timeout_s)
+
+    def release(self) -> None:
+        """As `LiveAgent.release`; the host lives on."""
+
+    @property
+    def raw(self) -> HostedHandle:
+        """As `LiveAgent.raw`."""
+        return HostedHandle(self._handle, self._agent_id)
+
+
+class HostedHandle:
+    """Looks like the Ray handle of an agent's own actor: ``handle.method.remote(...)`` gives an object ref."""
+
+    def __init__(self, handle: Any, agent_id: str) -> None:
+        self._handle = handle
+        self._agent_id = agent_id
+
+    def __getattr__(self, method: str) -> HostedMethod:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return HostedMethod(self._handle, self._agent_id, method)
+
+
+class HostedMethod:
+    """One method of an agent in a host."""
+
+    def __init__(self, handle: Any, agent_id: str, method: str) -> None:
+        self._handle = handle
+        self._agent_id = agent_id
+        self._method = method
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; an object ref."""
+        return self._handle.call.remote(self._agent_id, self._method, args, kwargs)
+
+
+class _Candidates:
+    """Which actor a wake tries next."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._closed: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return self._names[0]
+
+    def goes_on_after(self, error: BaseException) -> bool:
+        """Whether another try may help; a host that is closed, gone or silent is tried again after the others."""
+        if isinstance(error, asyncio.CancelledError):
+            return False
+        if isinstance(error, HostClosedError):
+            self._closed.add(self.name)
+            self._next()
+            return len(self._closed) < len(self._names)
+        if isinstance(error, AgentUnloadedError):
+            return True
+        if is_gone(error) or is_unreachable(error):
+            self._next()
+            return True
         return False
-    return isinstance(error, AgentUnloadedError) or is_gone(error) or is_unreachable(error)
+
+    def _next(self) -> None:
+        self._names.append(self._names.pop(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -19,17 +18,13 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from phronomy_ray.errors import AgentUnloadedError, PhronomyError
+from phronomy_ray.errors import AgentUnloadedError, AgentUnreachableError, PhronomyError
+from phronomy_ray.hosting.agent_port import NoAnswer
 
 T = TypeVar("T")
 
 #: Async actors take long polls; each holds one of these.
 MAX_CONCURRENCY = 1_000
-
-
-def agent_name(agent_id: str) -> str:
-    """Ray name of the actor that owns an agent."""
-    return f"agent:{agent_id}"
 
 
 def pool_actor_name(pool: str) -> str:
@@ -74,20 +69,12 @@ async def call(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: flo
         raise unwrap(error) from None
 
 
-class NoAnswer(enum.Enum):
-    """Why a live actor gave no answer."""
-
-    #: It is dead or has unloaded itself: another one may take its place.
-    GONE = "gone"
-    #: Restarting, cut off or busy: nobody knows whether the call ran; ask again.
-    SILENT = "silent"
-
-
 async def ask(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
     """`call`, with the loss of the actor as a value.
 
     Raises:
-        our own typed errors, except `AgentUnloadedError`; what else a remote method raised.
+        our own typed errors, except `AgentUnloadedError`; what else a remote method raised; `AgentUnreachableError` for a fault
+        of Ray.
     """
     try:
         return await call(handle, method, *args, timeout_s=timeout_s)
@@ -98,7 +85,9 @@ async def ask(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: floa
             return NoAnswer.GONE
         if is_unreachable(error):
             return NoAnswer.SILENT
-        raise
+        if isinstance(error, PhronomyError):
+            raise
+        raise AgentUnreachableError(f"{method} failed in Ray: {first_line(error)}") from error
 
 
 async def result_of(reference: Awaitable[T]) -> T:

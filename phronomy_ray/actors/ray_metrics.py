@@ -74,3 +74,29 @@ class AgentGauges:
     def blocked(self, tool_name: str) -> None:
         """A tool held the loop."""
         self._blocked.inc(1, {**self._tags, "tool": tool_name})
+
+
+class HostGauges:
+    """Metrics ``phronomy_host_...`` of one host, tagged with its name."""
+
+    def __init__(self, host: str) -> None:
+        self._tags = {"host_name": host}
+        keys = ("host_name",)
+        self._lag = Gauge("phronomy_host_loop_lag_s", "How late the host's event loop was.", keys)
+        self._depth = Gauge("phronomy_host_waiting_calls", "Calls that wait at the host's agents.", keys)
+        self._agents = Gauge("phronomy_host_agents", "Agents that live in the host.", keys)
+        self._blocked = Counter(
+            "phronomy_host_blocked_by_tool_total",
+            "Times a tool held the loop.",
+            ("host_name", "agent_id", "tool"),
+        )
+
+    def looked(self, late_s: float, waiting_calls: int, agents: int) -> None:
+        """The loop was looked at."""
+        self._lag.set(late_s, self._tags)
+        self._depth.set(waiting_calls, self._tags)
+        self._agents.set(agents, self._tags)
+
+    def blocked(self, agent_id: str, tool_name: str) -> None:
+        """A tool held the loop."""
+        self._blocked.inc(1, {**self._tags, "agent_id": agent_id, "tool": tool_name})

@@ -6,18 +6,17 @@ Pools own what runs in them, so a new owner of the agent attaches to calls that 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import pickle
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from phronomy_ray.actors.pool_client import PoolClient, PoolRun
-from phronomy_ray.actors.ray_calls import node_id, pickle_by_value, runtime_env_text
-from phronomy_ray.actors.wiring import DefinitionSource
+from phronomy_ray.actors.pool_clients import PoolClients
+from phronomy_ray.actors.ray_calls import pickle_by_value
 from phronomy_ray.clock import timestamp
 from phronomy_ray.definition.agent import BoundTool
+from phronomy_ray.definition.source import DefinitionSource
 from phronomy_ray.definition.tool_options import ExecutionMode, RayOptions, Replay
 from phronomy_ray.definition.tool_spec import ToolSpec
 from phronomy_ray.tool_calls import (
@@ -34,7 +33,7 @@ from phronomy_ray.tools.executor import Sink
 from phronomy_ray.tools.outcomes import missing_tool
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.tools.pool_placement import Lane
-from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, StartedCalls, WorkerSetup
+from phronomy_ray.tools.pool_wire import PoolBatch, PoolCall, StartedCalls
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: Longest wait between two attempts of a body, in seconds (see `tools.envelope`).
@@ -51,33 +50,40 @@ class RayToolExecutor(WorkerInputRestricted):
     def __init__(
         self,
         source: DefinitionSource,
-        namespace: str,
+        clients: PoolClients,
         pools: Mapping[str, PoolConfig] | None = None,
         environment: ToolEnvironment | None = None,
+        *,
+        on_loop_work: Callable[[], None] = lambda: None,
     ) -> None:
-        self._namespace = namespace
+        """
+        Args:
+            source: where workers get the tools from.
+            clients: the ways to the pools, shared by the executors of a process.
+            pools: how pools are bounded.
+            environment: what cooperative bodies find around them.
+            on_loop_work: told when bodies begin on the loop.
+        """
+        self._pools = clients
         self._configs = dict(pools or {})
-        self._cooperative = CooperativeRuns(node_id(), environment)
-        #: Told when bodies begin on the loop.
-        self.on_loop_work: Callable[[], None] = lambda: None
-        self._clients: dict[str, PoolClient] = {}
+        self._cooperative = CooperativeRuns(clients.node, environment)
+        self._on_loop_work = on_loop_work
+        self._used: set[PoolClient] = set()
         self._runs: dict[PoolRun, PoolClient] = {}
         #: Which pool has to be told that an outcome is stored.
         self._unacknowledged: dict[CallKey, PoolClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._setup = WorkerSetup(runtime_env_text(), tuple(entry for entry in sys.path if entry))
-        self._source = pickle_by_value(source)
-        self._source_key = hashlib.sha256(self._source).hexdigest()[:32]
+        self._source, self._source_key = clients.source(source)
 
     @property
-    def cooperative(self) -> int:
-        """Bodies that run on the loop."""
+    def on_loop(self) -> int:
+        """See `tools.executor.ToolExecutor`."""
         return self._cooperative.running
 
     def prepare(self, tools: Iterable[BoundTool]) -> None:
         """Have the pools of these tools started before their first call."""
         for pool in {_pool_of(bound) for bound in tools if _is_pooled(bound)}:
-            self._spawn(self._client(pool).prepare(self._setup))
+            self._spawn(self._client(pool).prepare(self._pools.setup))
 
     def dispatch(
         self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
@@ -90,7 +96,7 @@ class RayToolExecutor(WorkerInputRestricted):
                 sink(missing_tool(invocation.key, invocation.tool_name))
             elif not _is_pooled(bound):
                 self._cooperative.start(invocation, bound, sink)
-                self.on_loop_work()
+                self._on_loop_work()
             else:
                 by_pool.setdefault(_pool_of(bound), []).append(invocation)
         for pool, items in by_pool.items():
@@ -100,7 +106,7 @@ class RayToolExecutor(WorkerInputRestricted):
                 items[0].agent_id,
                 items[0].execution_id,
                 items[0].epoch,
-                self._setup,
+                self._pools.setup,
                 self._source,
                 self._source_key,
                 tuple(
@@ -158,7 +164,7 @@ class RayToolExecutor(WorkerInputRestricted):
 
     def close(self) -> None:
         """See `tools.executor.ToolExecutor`."""
-        for client in self._clients.values():
+        for client in self._used:
             client.flush()
         for task in self._tasks:
             task.cancel()
@@ -211,9 +217,9 @@ class RayToolExecutor(WorkerInputRestricted):
             self._runs.pop(run, None)
 
     def _client(self, pool: str) -> PoolClient:
-        if pool not in self._clients:
-            self._clients[pool] = PoolClient(pool, self._configs.get(pool, PoolConfig()), self._namespace)
-        return self._clients[pool]
+        client = self._pools.client(pool, self._configs)
+        self._used.add(client)
+        return client
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

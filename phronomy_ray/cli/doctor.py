@@ -165,8 +165,8 @@ def _store(session: Session) -> Finding:
 
 
 def _ray(session: Session) -> tuple[Finding, dict[str, Any]]:
-    from phronomy_ray.actors.wiring import NAMESPACE
     from phronomy_ray.cli.cluster import find_cluster
+    from phronomy_ray.hosting.wiring import NAMESPACE
     from phronomy_ray.runtime.config import GATEWAYS_ENV
 
     given = session.address_or("")

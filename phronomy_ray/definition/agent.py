@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from phronomy_ray.definition.agent_definition import (
     DEFAULT_HOOK_TIMEOUT_S,
@@ -33,6 +33,7 @@ from phronomy_ray.definition.agent_tool import (
 from phronomy_ray.definition.busy import DEFAULT_MAX_QUEUED, BusyRule
 from phronomy_ray.definition.compile_agent import compile_agent
 from phronomy_ray.definition.importing import class_path_of, import_object
+from phronomy_ray.definition.placement import Dedicated, Packed
 from phronomy_ray.definition.tool import Tool
 from phronomy_ray.definition.tool_names import derive_tool_name, snake_case
 from phronomy_ray.definition.tool_set import BoundTool
@@ -119,6 +120,8 @@ class Agent:
     max_queued_requests: ClassVar[int] = DEFAULT_MAX_QUEUED
     #: Owners in a row that may start without getting the agent on (crashes, lost nodes); then it is parked until `unpark`.
     max_starts_without_progress: ClassVar[int] = DEFAULT_MAX_STARTS
+    #: Where agents of this class live (`Dedicated` or `Packed`); ``None`` for where the runtime says.
+    placement: ClassVar[Dedicated | Packed | None] = None
 
     _definition: ClassVar[AgentDefinition | None] = None
 
@@ -137,6 +140,10 @@ class Agent:
         for base in reversed(cls.__mro__):
             merged.update(base.__dict__.get("tool_aliases", {}))
         cls.tool_aliases = merged
+        if not isinstance(cast("object", cls.placement), Dedicated | Packed | None):
+            raise ConfigurationError(
+                f"agent {cls.__name__}: placement must be Dedicated(...), Packed(...) or None, not {cls.placement!r}"
+            )
         cls._definition = None
         if cls.model:
             cls._definition = compile_agent(cls, frozenset(own))

@@ -132,6 +132,11 @@ class SingleWriter(WorkerInputRestricted):
         return self._state is not None and self._halted is None and not self._sealed
 
     @property
+    def is_over(self) -> bool:
+        """Whether this engine serves nobody ever again: it was sealed, or another owner has taken the agent."""
+        return self._sealed or isinstance(self._halted, OwnershipLostError)
+
+    @property
     def waits_for_time(self) -> bool:
         """Whether something of a waiting agent happens by itself here: an expiry, or the beginning of the next request."""
         state = self.state

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from phronomy_ray.actors.agent_client import AgentClient
 from phronomy_ray.definition.busy import BusyRule, busy_rule
 from phronomy_ray.errors import InvalidInputError
+from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.ids import new_edit_id, new_execution_id
 from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.messages import Message
@@ -26,9 +26,8 @@ from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
-
-    from phronomy_ray.actors.wiring import AgentWiring
+    from phronomy_ray.hosting.agent_port import LiveAgent
+    from phronomy_ray.hosting.wiring import AgentWiring
     from phronomy_ray.runtime.runtime import Runtime
 
 
@@ -41,15 +40,15 @@ class AgentHandle(WorkerInputRestricted):
         agent_id: str,
         wiring: AgentWiring | None = None,
         *,
-        actor: ActorHandle[Any] | None = None,
+        live: LiveAgent | None = None,
     ) -> None:
         #: The agent's id.
         self.agent_id = agent_id
         self._client = AgentClient(
             agent_id, runtime.directory, runtime.store, lambda: runtime.wiring_of(agent_id, wiring)
         )
-        if actor is not None:  # known to be live
-            self._client.use_actor(actor)
+        if live is not None:
+            self._client.use(live)
         self._link = AgentLink(self._client, runtime.store, runtime._bridge)
         self._holds = Retentions(lambda: runtime.store, lambda: runtime._bridge)
 
@@ -351,8 +350,11 @@ class AgentHandle(WorkerInputRestricted):
 
     # --- finding the actor -------------------------------------------------------------------------------------
 
-    async def actor_async(self) -> ActorHandle[Any]:
-        """The raw handle of the live actor; wakes the agent if need be."""
-        return await self._client.actor()
+    async def actor_async(self) -> Any:
+        """The raw handle of the live agent, whose methods have a ``remote``; wakes the agent if need be.
+
+        Ray's own handle where the agent has an actor to itself; in a host or in this process something that looks like it.
+        """
+        return (await self._client.live()).raw
 
     actor = blocking(actor_async)

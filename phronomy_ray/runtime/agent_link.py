@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phronomy_ray.actors.agent_client import AgentClient
+from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.runtime.bridge import Bridge
 from phronomy_ray.store.port import Store
 

@@ -17,13 +17,18 @@ R = TypeVar("R")
 
 
 class Bridge(WorkerInputRestricted):
-    """An event loop on a daemon thread, for the blocking forms of one runtime."""
+    """An event loop on a daemon thread: for the blocking forms of one runtime, or for agents in its process."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "phronomy-driver") -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="phronomy-driver", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
         self._closed = False
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop."""
+        return self._loop
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run `work` on the loop and wait for it; an interrupt of the waiting thread cancels it.

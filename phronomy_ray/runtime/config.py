@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from phronomy_ray.actors.idle_unload import UnloadLimits
-from phronomy_ray.actors.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
+from phronomy_ray.definition.placement import Dedicated, InProcess, Packed, Placement
 from phronomy_ray.definition.pool_names import check_pool_name
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.faults import FAULTS_ENV
-from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.hosting.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
 from phronomy_ray.store.content_codec import ENV_CONTENT_KEY
 from phronomy_ray.tools.pool_config import PoolConfig, check_pool_config
 
@@ -35,7 +34,7 @@ class RuntimeConfig:
     namespace: str
     store: StoreConfig
     gateways: int
-    placement: Dedicated
+    placement: Placement
     #: ``module:function`` that gives the tool registries of agents whose class names none; empty for none.
     registry: str = ""
     #: Offload pools by name.
@@ -47,8 +46,13 @@ class RuntimeConfig:
     #: What is set for all agents.
     defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
 
-    def wiring(self, source: DefinitionSource, options: InstanceOptions | None = None) -> AgentWiring:
-        """What an agent actor of this runtime is started with."""
+    def wiring(
+        self,
+        source: DefinitionSource,
+        options: InstanceOptions | None = None,
+        own_placement: Dedicated | Packed | None = None,
+    ) -> AgentWiring:
+        """What an agent of this runtime is started with; `own_placement` is what its class says."""
         return AgentWiring(
             replace(source, registry=self.registry),
             self.store,
@@ -56,10 +60,10 @@ class RuntimeConfig:
             self.gateways,
             os.environ.get(FAULTS_ENV),
             self.pools,
-            dict(self.placement.resources),
+            self.placement,
+            own_placement,
             options or InstanceOptions(),
             self.defaults,
-            UnloadLimits(self.placement.idle_unload_after_s, self.placement.suspended_unload_after_s),
         )
 
 
@@ -70,7 +74,7 @@ def resolve_config(
     store: str | None = None,
     content_key: str | None = None,
     model_gateways: int | None = None,
-    placement: Dedicated | None = None,
+    placement: Placement | None = None,
     registry: str | None = None,
     pools: Mapping[str, PoolConfig] | None = None,
     working_dir: str | os.PathLike[str] | None = None,
@@ -102,13 +106,23 @@ def resolve_config(
             content_key or environment.get(ENV_CONTENT_KEY),
         ),
         gateways=count,
-        placement=placement or Dedicated(),
+        placement=_placement(placement),
         registry=_registry_path(registry or environment.get(REGISTRY_ENV) or ""),
         pools={check_pool_name(name): check_pool_config(pool) for name, pool in (pools or {}).items()},
         runtime_env=env,
         ray_options=dict(ray_options or {}),
         defaults=RuntimeDefaults(before_llm_input, max_result_chars),
     )
+
+
+def _placement(given: object) -> Placement:
+    if given is None:
+        return Dedicated()
+    if not isinstance(given, Dedicated | Packed | InProcess):
+        raise ConfigurationError(
+            f"placement must be Dedicated(...), Packed(...) or InProcess(...), not {given!r}"
+        )
+    return given
 
 
 def _registry_path(path: object) -> str:

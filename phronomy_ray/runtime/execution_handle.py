@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from phronomy_ray.actors.agent_client import RECONNECT_S, SLICE_S, STORE_POLL_S
-from phronomy_ray.actors.ray_calls import NoAnswer
 from phronomy_ray.errors import InvalidInputError, NotFoundError, WaitTimeoutError
 from phronomy_ray.events import Event
+from phronomy_ray.hosting.agent_client import RECONNECT_S, SLICE_S, STORE_POLL_S
+from phronomy_ray.hosting.agent_port import NoAnswer
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
 from phronomy_ray.runtime.agent_link import AgentLink
@@ -164,11 +164,11 @@ class EventStream(WorkerInputRestricted):
         return event
 
     async def _fetch(self) -> None:
-        actor = self._link.client.live_actor()
-        if actor is not None:
+        live = await self._link.client.find()
+        if live is not None:
             execution_id = self._execution.execution_id
             wire = await self._link.client.ask(
-                actor, "events", execution_id, self._after, self._cursor, SLICE_S, timeout_s=SLICE_S + 10
+                live, "events", execution_id, self._after, self._cursor, SLICE_S, timeout_s=SLICE_S + 10
             )
             if wire is NoAnswer.SILENT:
                 await asyncio.sleep(RECONNECT_S)
@@ -192,7 +192,7 @@ class EventStream(WorkerInputRestricted):
         elif stored.suspended:
             await asyncio.sleep(STORE_POLL_S)
         else:
-            await self._execution.agent.actor_async()
+            await self._link.client.live()
 
     async def _end_if_terminal(self) -> None:
         try:

@@ -12,19 +12,19 @@ from phronomy_ray.actors.ray_calls import call, find_actor
 
 #: How long one actor may take to answer, in seconds.
 ANSWER_TIMEOUT_S = 5.0
-_PREFIXES = ("pool:", "agent:")
+_PREFIXES = ("pool:", "agent:", "host:")
 
 
 async def collect_metrics(namespace: str) -> dict[str, Any]:
-    """``{"pools": {name: ...}, "agents": {agent_id: ...}}``; an actor that does not answer in time is ``None``."""
+    """``{"pools": {name: ...}, "hosts": {name: ...}, "agents": {agent_id: ...}}`` of agents with actors of their own; an actor that does not answer in time is ``None``."""
     actors = await asyncio.to_thread(list_named_actors, all_namespaces=True)
     names = [entry["name"] for entry in actors if entry["namespace"] == namespace]
     asked = [name for name in names if name.startswith(_PREFIXES)]
     answers = await asyncio.gather(*(_ask(name, namespace) for name in asked))
-    found: dict[str, Any] = {"pools": {}, "agents": {}}
+    found: dict[str, Any] = {"pools": {}, "hosts": {}, "agents": {}}
     for name, answer in zip(asked, answers, strict=True):
         kind, _, identity = name.partition(":")
-        found[f"{kind}s"][identity] = answer
+        found[f"{kind}s"][name if kind == "host" else identity] = answer
     return found
 
 

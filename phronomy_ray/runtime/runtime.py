@@ -7,17 +7,13 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ray
-from ray.exceptions import RayError
-
-from phronomy_ray.actors.directory import AgentDirectory
-from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
-from phronomy_ray.clock import SystemClock
+from phronomy_ray.clock import SystemClock, utc_now
 from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
+from phronomy_ray.definition.placement import InProcess, Placement
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import check_knowledge, new_agent
 from phronomy_ray.engine.reading import check_definition, load_status
@@ -28,8 +24,9 @@ from phronomy_ray.errors import (
     DefinitionUnavailableError,
     ExecutionRehydrationRequiredError,
     NotFoundError,
-    safe_message,
 )
+from phronomy_ray.hosting.agent_port import live_status, status_of
+from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
 from phronomy_ray.messages import Message
@@ -38,17 +35,14 @@ from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
-from phronomy_ray.runtime.metrics import collect_metrics
-from phronomy_ray.runtime.placement import Dedicated
+from phronomy_ray.runtime.homes import open_home
+from phronomy_ray.runtime.hosts import HostReport, check_host, move
 from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.worker_inputs import WorkerInputRestricted, check_worker_input
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
 
 
 class Runtime(WorkerInputRestricted):
@@ -84,7 +78,7 @@ class Runtime(WorkerInputRestricted):
         store: str | None = None,
         content_key: str | None = None,
         model_gateways: int | None = None,
-        placement: Dedicated | None = None,
+        placement: Placement | None = None,
         registry: str | None = None,
         pools: Mapping[str, PoolConfig] | None = None,
         working_dir: str | os.PathLike[str] | None = None,
@@ -112,11 +106,12 @@ class Runtime(WorkerInputRestricted):
         )
         self.store: Store = _open_store(self.config)
         try:
-            self._owns_ray = _connect(self.config)
+            self._home = open_home(self.config, self.store)
         except BaseException:
             self.store.close()
             raise
-        self.directory = AgentDirectory(self.config.namespace)
+        #: How agents are found and woken.
+        self.directory = self._home.directory
         self._bridge = Bridge()
         #: Standing rules of the store.
         self.rules = StandingRules(lambda: self.store, lambda: self._bridge)
@@ -132,12 +127,13 @@ class Runtime(WorkerInputRestricted):
         self.close()
 
     def close(self) -> None:
-        """Close this driver's side; a Ray that this runtime started or connected is left. Idempotent."""
+        """Close this driver's side; a Ray that this runtime started or connected is left. Idempotent.
+
+        Agents in this process end with it; what they work on goes on from the store.
+        """
         self._bridge.close()
+        self._home.close()
         self.store.close()
-        if self._owns_ray:
-            self._owns_ray = False
-            ray.shutdown()
 
     # --- agents ------------------------------------------------------------------------------------------------
 
@@ -185,10 +181,10 @@ class Runtime(WorkerInputRestricted):
             metadata=request.metadata,
             now=SystemClock().now(),
         )
-        if await self.directory.live_status(agent_id) is not None or await self._root(agent_id) is not None:
+        if await live_status(self.directory, agent_id) is not None or await self._root(agent_id) is not None:
             raise AgentAlreadyExistsError(f"agent {agent_id!r} exists", details={"agent_id": agent_id})
-        actor = await self.directory.create(agent_id, wiring, request)
-        return AgentHandle(self, agent_id, wiring, actor=actor)
+        live = await self.directory.create(agent_id, wiring, request)
+        return AgentHandle(self, agent_id, wiring, live=live)
 
     create = blocking(create_async)
 
@@ -207,19 +203,18 @@ class Runtime(WorkerInputRestricted):
         check_id(agent_id, "agent_id")
         definition = agent_class.definition()
         wiring = self._wiring(agent_class, options)
-        live = await self.directory.live_status(agent_id)
-        if live is not None:
-            self._check_live(live, definition, options)
-            actor = self.directory.find(agent_id)
-            if actor is not None:
-                return AgentHandle(self, agent_id, wiring, actor=actor)
+        found = await live_status(self.directory, agent_id)
+        if found is not None:
+            live, status = found
+            self._check_live(status, definition, options)
+            return AgentHandle(self, agent_id, wiring, live=live)
         root = await asyncio.to_thread(self.store.load_root, agent_id)
         check_definition(definition, root.definition_id, root.definition_version, agent_id)
-        actor = await self.directory.wake(agent_id, wiring)
-        status = await self.directory.live_status(agent_id)
-        if status is not None:
-            self._check_live(status, definition, options)
-        return AgentHandle(self, agent_id, wiring, actor=actor)
+        live = await self.directory.wake(agent_id, wiring)
+        serving = await status_of(live)
+        if serving is not None:
+            self._check_live(serving, definition, options)
+        return AgentHandle(self, agent_id, wiring, live=live)
 
     load = blocking(load_async)
 
@@ -254,9 +249,8 @@ class Runtime(WorkerInputRestricted):
 
     async def get_async(self, agent_id: str) -> AgentHandle | None:
         """The live agent, or ``None``; never touches the store."""
-        live = await self.directory.live_status(agent_id)
-        actor = self.directory.find(agent_id) if live is not None else None
-        return AgentHandle(self, agent_id, actor=actor) if actor is not None else None
+        found = await live_status(self.directory, agent_id)
+        return AgentHandle(self, agent_id, live=found[0]) if found is not None else None
 
     get = blocking(get_async)
 
@@ -268,14 +262,13 @@ class Runtime(WorkerInputRestricted):
             NotFoundError: there is no such execution.
         """
         row = await asyncio.to_thread(self.store.load_execution, execution_id)
-        live = await self.directory.live_status(row.agent_id)
-        actor = self.directory.find(row.agent_id)
-        if live is None or actor is None or live["execution_id"] != execution_id:
+        found = await live_status(self.directory, row.agent_id)
+        if found is None or found[1]["execution_id"] != execution_id:
             raise ExecutionRehydrationRequiredError(
                 f"nobody holds execution {execution_id} ({row.status.value}); load agent {row.agent_id!r}",
                 details={"execution_id": execution_id, "agent_id": row.agent_id, "status": row.status.value},
             )
-        return AgentHandle(self, row.agent_id, actor=actor)
+        return AgentHandle(self, row.agent_id, live=found[0])
 
     live_for_execution = blocking(live_for_execution_async)
 
@@ -297,16 +290,51 @@ class Runtime(WorkerInputRestricted):
     retry_unload = blocking(retry_unload_async)
 
     def embedding_port(self) -> EmbeddingPort:
-        """Embeddings through the model gateways, for `retrieval.LitellmEmbeddings` in a driver; use it on one event loop."""
-        from phronomy_ray.actors.gateway_client import GatewayModel
+        """Embeddings for `retrieval.LitellmEmbeddings` in a driver, through the model gateways if there are any; use it on one
+        event loop.
+        """
+        return self._home.embeddings()
 
-        return GatewayModel(namespace=self.config.namespace, gateways=self.config.gateways)
-
-    async def actor_for_async(self, agent_id: str) -> ActorHandle[Any]:
-        """The raw Ray handle of an agent's actor; wakes the agent if need be."""
+    async def actor_for_async(self, agent_id: str) -> Any:
+        """The raw handle of an agent under any placement; wakes the agent if need be. See `AgentHandle.actor_async`."""
         return await self.agent(agent_id).actor_async()
 
     actor_for = blocking(actor_for_async)
+
+    # --- where agents live -------------------------------------------------------------------------------------
+
+    async def move_async(self, agent_id: str, place: str | None) -> None:
+        """Have an agent live in a process of its own (``dedicated``), in one host (``host:<n>``), or with ``None`` wherever it
+        belongs. It leaves where it is and wakes there with its next use; the store remembers.
+
+        Raises:
+            NotFoundError: it is not stored.
+            AgentBusyError: it works, and stays where it is.
+            InvalidInputError: there is no such place.
+        """
+        await move(self.store, self.agent(agent_id)._client, place)
+
+    move = blocking(move_async)
+
+    async def drain_host_async(self, host: str, *, timeout: float = 60.0) -> HostReport:
+        """Empty a host: it takes no more agents, also after a restart, and its agents leave when their work is done.
+
+        Returns after `timeout` seconds at the latest and says what still works.
+
+        Raises:
+            NotFoundError: there is no such host.
+        """
+        await asyncio.to_thread(self.store.close_host, check_host(host), closed=True, now=utc_now())
+        return await self._home.drain_host(host, timeout)
+
+    drain_host = blocking(drain_host_async)
+
+    async def reopen_host_async(self, host: str) -> None:
+        """Have a host take agents again. Raises as `drain_host_async`."""
+        await asyncio.to_thread(self.store.close_host, check_host(host), closed=False, now=utc_now())
+        await self._home.reopen_host(host)
+
+    reopen_host = blocking(reopen_host_async)
 
     # --- executions and approvals by id ------------------------------------------------------------------------
 
@@ -374,7 +402,7 @@ class Runtime(WorkerInputRestricted):
 
     async def metrics_async(self) -> dict[str, Any]:
         """What pools and live agents say of themselves, as plain JSON; see the guide to pools. Wakes nothing."""
-        return await collect_metrics(self.config.namespace)
+        return await self._home.metrics()
 
     metrics = blocking(metrics_async)
 
@@ -387,12 +415,15 @@ class Runtime(WorkerInputRestricted):
             ConfigurationError: it has to travel by value, and something in it cannot; or something in the options cannot.
         """
         path = agent_class.definition().class_path
-        if not path:
-            where = f"agent class {agent_class.__name__}"
-            check_worker_input(agent_class, where=where, pickles=ray.cloudpickle.dumps)
-        if options is not None:
-            check_worker_input(options, where="InstanceOptions", pickles=ray.cloudpickle.dumps)
-        return self.config.wiring(DefinitionSource(path, None if path else agent_class), options)
+        pickles = self._home.pickles
+        if pickles is not None and not path:
+            check_worker_input(agent_class, where=f"agent class {agent_class.__name__}", pickles=pickles)
+        if pickles is not None and options is not None:
+            check_worker_input(options, where="InstanceOptions", pickles=pickles)
+        source = DefinitionSource(path, None if path else agent_class)
+        # in process nothing else can be served
+        own = None if isinstance(self.config.placement, InProcess) else agent_class.placement
+        return self.config.wiring(source, options, own)
 
     async def wiring_of(self, agent_id: str, known: AgentWiring | None) -> AgentWiring:
         """How to start the agent's actor: as the handle knows, or by the class path in its root.
@@ -445,27 +476,3 @@ def _open_store(config: RuntimeConfig) -> Store:
     from phronomy_ray.store.sql_store import open_store
 
     return open_store(config.store.url, content_key=config.store.content_key, create=True)
-
-
-def _connect(config: RuntimeConfig) -> bool:
-    """Connect to or start Ray; whether this runtime has to disconnect it."""
-    if ray.is_initialized():
-        return False
-    options: dict[str, Any] = {"namespace": config.namespace, "log_to_driver": False, **config.ray_options}
-    if config.runtime_env:
-        options["runtime_env"] = dict(config.runtime_env)
-    if config.address == "local":
-        options.setdefault("include_dashboard", False)
-    try:
-        ray.init(address=config.address, **options)
-    except (ConnectionError, RayError) as error:  # a wrong token, or none where one is wanted
-        raise ConfigurationError(
-            f"no Ray cluster lets this process in at {config.address!r} ({error}); start one, use address='local', or "
-            "give this process the cluster's authentication token (RAY_AUTH_MODE=token, and ~/.ray/auth_token of its head here "
-            "or in RAY_AUTH_TOKEN)"
-        ) from error
-    except (OSError, RuntimeError, TimeoutError, ValueError) as error:
-        raise ConfigurationError(
-            f"Ray cannot be used at {config.address!r}: {type(error).__name__}: {safe_message(error)}"
-        ) from error
-    return True

@@ -26,6 +26,7 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.retention import Retention
 from phronomy_ray.store.supervision_port import SupervisionStore
+from phronomy_ray.whereabouts import Whereabouts
 
 
 class Store(SupervisionStore, Protocol):
@@ -229,6 +230,24 @@ class Store(SupervisionStore, Protocol):
 
     def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
         """All rules, also revoked and expired ones, oldest first."""
+        ...
+
+    # --- placements --------------------------------------------------------------------------------------------
+
+    def whereabouts(self, agent_id: str) -> Whereabouts:
+        """Where an agent lived last and where it must live; for one that is not stored, where it must. One query."""
+        ...
+
+    def pin_agent(self, agent_id: str, pin: str | None, *, now: datetime) -> None:
+        """Say where an agent must live, or with ``None`` nowhere in particular; it goes with `purge_agent`."""
+        ...
+
+    def close_host(self, host: str, *, closed: bool, now: datetime) -> None:
+        """Remember that a host takes no agents, or (not `closed`) that it does."""
+        ...
+
+    def is_host_closed(self, host: str) -> bool:
+        """Whether a host takes no agents."""
         ...
 
     # --- events ------------------------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ def delete_agent(connection: Connection, guards: dict[str, Any]) -> bool:
         return False
     epoch = guards["the_epoch"]
     connection.execute(statements.DELETE_RULES_OF_AGENT, {"the_agent_id": guards["the_agent_id"]})
+    pin = statements.pin_of(guards["the_agent_id"])
+    connection.execute(statements.DELETE_PLACEMENT, {"the_subject": pin})
     marker = {"name": statements.EPOCH_FLOOR, "value": "0"}
     connection.execute(statements.INSERT_META[connection.dialect.name], marker)
     connection.execute(statements.RAISE_FLOOR, {"the_epoch": epoch, "new_floor": str(epoch)})

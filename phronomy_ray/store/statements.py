@@ -42,6 +42,7 @@ from phronomy_ray.store.tables import (
     executions,
     journal,
     model_calls,
+    placements,
     queued_requests,
     retentions,
     standing_rules,
@@ -167,6 +168,27 @@ RAISE_FLOOR = (
     .values(value=bindparam("new_floor"))
 )
 DELETE_RULES_OF_AGENT = delete(standing_rules).where(_is(standing_rules.c.agent_id, "the", "agent_id"))
+
+# --- placements -------------------------------------------------------------------------------------------------
+
+
+def pin_of(agent_id: str) -> str:
+    """Subject of the row that says where an agent must live."""
+    return f"agent:{agent_id}"
+
+
+def host_of(host: str) -> str:
+    """Subject of the row that says that a host takes no agents."""
+    return f"host:{host}"
+
+
+INSERT_PLACEMENT = _PerEngine(placements)
+DELETE_PLACEMENT = delete(placements).where(_is(placements.c.subject, "the", "subject"))
+PLACEMENT = select(placements.c.value).where(_is(placements.c.subject, "the", "subject"))
+WHEREABOUTS = select(
+    select(agents.c.owner).where(_is(agents.c.agent_id, "the", "agent_id")).scalar_subquery().label("owner"),
+    PLACEMENT.scalar_subquery().label("pin"),
+)
 
 # --- rows of a commit ------------------------------------------------------------------------------------------
 

@@ -183,6 +183,15 @@ queued_requests = Table(
 )
 Index("ix_queued_requests_agent_id_position", queued_requests.c.agent_id, queued_requests.c.position)
 
+#: Where an agent must live, and hosts that take no agents; see `statements.pin_of`.
+placements = Table(
+    "placements",
+    metadata,
+    Column("subject", _key(), primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("changed_at", Text, nullable=False),
+)
+
 journal = Table(
     "journal",
     metadata,

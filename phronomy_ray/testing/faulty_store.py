@@ -31,6 +31,7 @@ from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.parking import ParkReason
 from phronomy_ray.retention import Retention
 from phronomy_ray.store.port import Store
+from phronomy_ray.whereabouts import Whereabouts
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
@@ -188,6 +189,22 @@ class FaultyStore(WorkerInputRestricted):
             "retentions",
             lambda: self.inner.retentions(agent_id=agent_id, owner_key=owner_key, limit=limit),
         )
+
+    def whereabouts(self, agent_id: str) -> Whereabouts:
+        """As `Store.whereabouts`."""
+        return self._run("whereabouts", lambda: self.inner.whereabouts(agent_id))
+
+    def pin_agent(self, agent_id: str, pin: str | None, *, now: datetime) -> None:
+        """As `Store.pin_agent`."""
+        self._run("pin_agent", lambda: self.inner.pin_agent(agent_id, pin, now=now))
+
+    def close_host(self, host: str, *, closed: bool, now: datetime) -> None:
+        """As `Store.close_host`."""
+        self._run("close_host", lambda: self.inner.close_host(host, closed=closed, now=now))
+
+    def is_host_closed(self, host: str) -> bool:
+        """As `Store.is_host_closed`."""
+        return self._run("is_host_closed", lambda: self.inner.is_host_closed(host))
 
     def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
         """As `Store.settle`."""

@@ -23,6 +23,11 @@ Sink: TypeAlias = Callable[[ToolReport], None]
 class ToolExecutor(Protocol):
     """Runs the bodies of one agent. All methods are called on the agent's event loop."""
 
+    @property
+    def on_loop(self) -> int:
+        """Bodies that run on the event loop."""
+        ...
+
     def dispatch(
         self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
     ) -> None:

@@ -33,12 +33,33 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 class LocalToolExecutor(WorkerInputRestricted):
     """Runs everything in the present process."""
 
-    def __init__(self, *, threads: int = 64, environment: ToolEnvironment | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int | ThreadPoolExecutor = 64,
+        environment: ToolEnvironment | None = None,
+        on_loop_work: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            threads: how many for blocking bodies; or a pool that is shared, and stays open.
+            environment: what cooperative bodies find around them.
+            on_loop_work: told when bodies begin on the loop.
+        """
         self._cooperative = CooperativeRuns(environment=environment)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-tool")
+        self._owned: ThreadPoolExecutor | None = None
+        if isinstance(threads, int):
+            threads = self._owned = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-tool")
+        self._threads = threads
+        self._on_loop_work = on_loop_work
         self._blocking: set[asyncio.Task[None]] = set()
         self._stragglers = self._cooperative.stragglers
         self._turn = _Turn()
+
+    @property
+    def on_loop(self) -> int:
+        """See `ToolExecutor`."""
+        return self._cooperative.running
 
     def dispatch(
         self, invocations: Sequence[ToolInvocation], tools: Mapping[str, BoundTool], sink: Sink
@@ -52,6 +73,7 @@ class LocalToolExecutor(WorkerInputRestricted):
                 sink(missing_tool(invocation.key, invocation.tool_name))
             elif bound.spec.execution_mode is ExecutionMode.COOPERATIVE:
                 self._cooperative.start(invocation, bound, sink)
+                self._on_loop_work()
             else:
                 call = _BlockingCall(bound, invocation, self._turn, sink, self._stragglers)
                 task = asyncio.get_running_loop().create_task(call.run(self._threads))
@@ -84,7 +106,8 @@ class LocalToolExecutor(WorkerInputRestricted):
 
     def close(self) -> None:
         """See `ToolExecutor`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._owned is not None:
+            self._owned.shutdown(wait=False, cancel_futures=True)
 
 
 class _Turn:

@@ -15,9 +15,9 @@ from ray_testbed.families import Boss, Helper
 from ray_testbed.fixtures import Bench
 
 from phronomy_ray import Agent, AgentHandle, Runtime
-from phronomy_ray.actors.child_agents import LINEAGE_KEY, child_ids
 from phronomy_ray.errors import CleanupError
 from phronomy_ray.faults import write_plan
+from phronomy_ray.hosting.child_agents import LINEAGE_KEY, child_ids
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.retrieval import (
     Document,

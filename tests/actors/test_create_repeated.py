@@ -10,9 +10,9 @@ from ray_testbed.agents import Puppet
 
 from phronomy_ray import Runtime
 from phronomy_ray.actors.agent_actor import AgentActor
-from phronomy_ray.actors.ray_calls import agent_name
-from phronomy_ray.actors.wiring import DefinitionSource, NewAgentRequest
 from phronomy_ray.errors import AgentAlreadyExistsError
+from phronomy_ray.hosting.assignment import agent_actor_name
+from phronomy_ray.hosting.wiring import DefinitionSource, NewAgentRequest
 
 
 def test_the_same_request_again_is_one_creation(runtime: Runtime, new_id: Callable[[str], str]) -> None:
@@ -20,7 +20,7 @@ def test_the_same_request_again_is_one_creation(runtime: Runtime, new_id: Callab
     wiring = runtime.config.wiring(DefinitionSource(Puppet.definition().class_path))
     actor = (
         ray.remote(AgentActor)
-        .options(name=agent_name(agent_id), namespace="phronomy", num_cpus=0, lifetime="detached")
+        .options(name=agent_actor_name(agent_id), namespace="phronomy", num_cpus=0, lifetime="detached")
         .remote(agent_id, wiring)
     )
     request = NewAgentRequest(request_id="one")

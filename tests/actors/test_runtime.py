@@ -18,7 +18,6 @@ from ray_testbed.fixtures import Bench, in_background, kill_actor
 from ray_testbed.session import Session
 
 from phronomy_ray import AgentHandle, Event, Message, Runtime
-from phronomy_ray.actors.ray_calls import agent_name
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     AgentBusyError,
@@ -36,6 +35,7 @@ from phronomy_ray.errors import (
     ToolError,
     WaitTimeoutError,
 )
+from phronomy_ray.hosting.assignment import agent_actor_name
 from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import ExecutionStatus, RecordKind
 from phronomy_ray.testing import processes
@@ -67,7 +67,7 @@ def without_store(bench: Bench) -> Runtime:
 
 def has_actor(agent_id: str) -> bool:
     try:
-        ray.get_actor(agent_name(agent_id), namespace="phronomy")
+        ray.get_actor(agent_actor_name(agent_id), namespace="phronomy")
     except ValueError:
         return False
     return True

@@ -21,8 +21,8 @@ from ray_testbed.session import SPOT
 
 from phronomy_ray import AgentHandle, ExecutionHandle
 from phronomy_ray.actors.pool_actor import PoolActor, pool_options
+from phronomy_ray.definition.placement import Dedicated
 from phronomy_ray.journal import ToolCallRow
-from phronomy_ray.runtime.placement import Dedicated
 from phronomy_ray.testing import processes
 from phronomy_ray.tools.pool_config import PoolConfig
 

@@ -16,9 +16,9 @@ from ray_testbed.fixtures import Bench, in_background
 from ray_testbed.session import SPOT, Session
 
 from phronomy_ray import AgentHandle, Dedicated, Runtime
-from phronomy_ray.actors.ray_calls import agent_name
 from phronomy_ray.errors import OwnershipLostError
 from phronomy_ray.faults import write_plan
+from phronomy_ray.hosting.assignment import agent_actor_name
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing import processes
 
@@ -139,13 +139,13 @@ def test_R07_callers_of_a_stale_owner_are_told_and_served_by_its_successor(
 def second_owner(bench: Bench, agent: AgentHandle) -> Any:
     """An actor that owns the same agent under another name: what a lost node or a torn network makes of one."""
     from phronomy_ray.actors.agent_actor import AgentActor
-    from phronomy_ray.actors.wiring import DefinitionSource
+    from phronomy_ray.hosting.wiring import DefinitionSource
 
     wiring = bench.runtime().config.wiring(DefinitionSource(Puppet.definition().class_path))
     actor = (
         ray.remote(AgentActor)
         .options(
-            name=f"second-{agent_name(agent.agent_id)}",
+            name=f"second-{agent_actor_name(agent.agent_id)}",
             namespace="phronomy",
             lifetime="detached",  # else Ray drops it, in a process that was a driver of this cluster before
             num_cpus=0,

@@ -38,6 +38,10 @@ class TestGroups(suite.GroupConformance):
     pass
 
 
+class TestPlacements(suite.PlacementConformance):
+    pass
+
+
 class TestPurge(suite.PurgeConformance):
     pass
 

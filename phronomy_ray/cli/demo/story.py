@@ -101,7 +101,7 @@ class Story:
         Raises:
             DemoError: something did not happen in time; the message says what was waited for.
         """
-        from phronomy_ray.runtime.placement import Dedicated
+        from phronomy_ray.definition.placement import Dedicated
         from phronomy_ray.runtime.runtime import Runtime
 
         with Runtime(

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from phronomy_ray.actors import ray_process
 from phronomy_ray.actors.agent_actor import AgentActor
-from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, StoreConfig
+from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, StoreConfig
 
 
 class Engine:
     """Serves as soon as it is made."""
+
+    is_active = False
+    is_over = False
 
     async def activate(self) -> None:
         pass
@@ -32,5 +36,6 @@ async def test_an_unexpected_error_of_the_first_start_is_not_the_answer_to_every
         return Engine()
 
     monkeypatch.setattr(AgentActor, "_engine", engine)
+    monkeypatch.setattr(ray_process, "node_id", lambda: "node")
     actor = AgentActor("a1", AgentWiring(DefinitionSource("m:C"), StoreConfig("sqlite:////nowhere/x.db")))
     assert await actor.activate() == {"lifecycle": "idle"}

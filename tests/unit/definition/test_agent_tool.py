@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 
 from phronomy_ray import Agent, ToolContext
-from phronomy_ray.actors.child_agents import (
-    child_ids,
-    next_lineage,
-)
 from phronomy_ray.definition.agent_tool import DEFAULT_INPUT_DESCRIPTION, text_of
 from phronomy_ray.errors import (
     CancellationError,
@@ -20,6 +16,10 @@ from phronomy_ray.errors import (
     ExecutionRehydrationRequiredError,
     PhronomyError,
     ToolError,
+)
+from phronomy_ray.hosting.child_agents import (
+    child_ids,
+    next_lineage,
 )
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.messages import Usage

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from phronomy_ray.errors import ConfigurationError
-from phronomy_ray.runtime.runtime import _connect
+from phronomy_ray.runtime.ray_home import _connect
 
 
 @pytest.mark.parametrize("refusal", [AuthenticationError("no token was found"), ConnectionError("no answer")])

@@ -12,8 +12,8 @@ import pytest
 import ray
 
 from phronomy_ray import AgentHandle, Runtime
-from phronomy_ray.actors.ray_calls import agent_name
 from phronomy_ray.faults import FAULTS_ENV
+from phronomy_ray.hosting.assignment import agent_actor_name
 from phronomy_ray.store.sql_store import open_store
 from ray_testbed import checks, drives, session
 from ray_testbed.agents import Puppet
@@ -77,7 +77,7 @@ def in_background(function: Callable[[], T]) -> Future[T]:
 def kill_actor(agent_id: str) -> None:
     """End the agent's actor for good, if there is one."""
     try:
-        ray.kill(ray.get_actor(agent_name(agent_id), namespace="phronomy"))
+        ray.kill(ray.get_actor(agent_actor_name(agent_id), namespace="phronomy"))
     except ValueError:
         return
 

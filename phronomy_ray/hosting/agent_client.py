@@ -1,7 +1,7 @@
 """`AgentClient`: calls to one agent by its id, whatever process owns it at the moment.
 
-What a driver's handles and an agent with child agents share. A lost actor is found or woken again; every remote method may
-be repeated, since starts and answers carry their ids.
+What a driver's handles and an agent with child agents share. A lost agent is found or woken again; every method of an agent
+may be repeated, since starts and answers carry their ids.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ray.actor import ActorHandle
-
-from phronomy_ray.actors.directory import CALL_TIMEOUT_S, AgentDirectory
-from phronomy_ray.actors.ray_calls import NoAnswer, ask, kill
-from phronomy_ray.actors.wiring import AgentWiring
 from phronomy_ray.engine.reading import load_result
 from phronomy_ray.errors import NotFoundError, WaitTimeoutError
+from phronomy_ray.hosting.agent_port import CALL_TIMEOUT_S, AgentDirectory, LiveAgent, NoAnswer
+from phronomy_ray.hosting.wiring import AgentWiring
 from phronomy_ray.results import RunResult
 from phronomy_ray.store.port import Store
 
-#: How long an operation goes on looking for a live actor, in seconds.
+#: How long an operation goes on looking for a live agent, in seconds.
 RECONNECT_TIMEOUT_S = 90.0
-#: Pause before a lost actor is asked again, in seconds.
+#: Pause before a lost agent is asked again, in seconds.
 RECONNECT_S = 0.2
 #: Slice of one waiting call, in seconds.
 SLICE_S = 20.0
@@ -45,33 +42,33 @@ class AgentClient:
             agent_id: whom to call.
             directory: where to find it.
             store: where its executions are stored.
-            wiring: how to start its actor; asked when it has to be woken, once.
+            wiring: how to start it; asked when it has to be woken, once.
         """
         self.agent_id = agent_id
         self._directory = directory
         self._store = store
         self._find_wiring = wiring
         self._wiring: AgentWiring | None = None
-        self._actor: ActorHandle[Any] | None = None
+        self._live: LiveAgent | None = None
 
-    async def actor(self) -> ActorHandle[Any]:
-        """The raw handle of the live actor; wakes the agent if need be. Raises as `AgentDirectory.wake`."""
-        if self._actor is None:
+    async def live(self) -> LiveAgent:
+        """The live agent; wakes it if need be. Raises as `AgentDirectory.wake`."""
+        if self._live is None:
             if self._wiring is None:
                 self._wiring = await self._find_wiring()
-            self._actor = await self._directory.wake(self.agent_id, self._wiring)
-        return self._actor
+            self._live = await self._directory.wake(self.agent_id, self._wiring)
+        return self._live
 
-    def use_actor(self, actor: ActorHandle[Any]) -> None:
-        """Start from an actor that is known to be live."""
-        self._actor = actor
+    def use(self, live: LiveAgent) -> None:
+        """Start from an agent that is known to be live."""
+        self._live = live
 
-    def live_actor(self) -> ActorHandle[Any] | None:
-        """The actor under the agent's name, without starting one."""
-        return self._actor or self._directory.find(self.agent_id)
+    async def find(self) -> LiveAgent | None:
+        """The agent where it lives, without waking it."""
+        return self._live or await self._directory.find(self.agent_id)
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Call a remote method of the live actor; a lost actor is found or woken again.
+        """Call a method of the live agent; a lost one is found or woken again.
 
         Raises:
             WaitTimeoutError: nobody answered within `RECONNECT_TIMEOUT_S`; else what the method raises.
@@ -79,22 +76,22 @@ class AgentClient:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RECONNECT_TIMEOUT_S
         while True:
-            answer = await self.ask(await self.actor(), method, *args, timeout_s=timeout_s)
+            answer = await self.ask(await self.live(), method, *args, timeout_s=timeout_s)
             if not isinstance(answer, NoAnswer):
                 return answer
             if loop.time() > deadline:
                 raise WaitTimeoutError(
                     f"agent {self.agent_id!r} did not answer {method!r} within {RECONNECT_TIMEOUT_S:g} s "
-                    f"(its actor is {answer.value})",
+                    f"(its process is {answer.value})",
                     details={"agent_id": self.agent_id},
                 )
             await asyncio.sleep(RECONNECT_S)
 
-    async def ask(self, actor: ActorHandle[Any], method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
-        """One call of one actor; one that is gone is forgotten."""
-        answer = await ask(actor, method, *args, timeout_s=timeout_s)
+    async def ask(self, live: LiveAgent, method: str, *args: Any, timeout_s: float) -> Any | NoAnswer:
+        """One call of one live agent; one that is gone is forgotten."""
+        answer = await live.ask(method, *args, timeout_s=timeout_s)
         if answer is NoAnswer.GONE:
-            self._actor = None
+            self._live = None
         return answer
 
     async def stored_result(self, execution_id: str) -> RunResult:
@@ -104,14 +101,14 @@ class AgentClient:
     async def wait_once(self, execution_id: str, until: str, seconds: float) -> RunResult | None:
         """One slice of a wait: the result once it is ``terminal`` or ``suspended`` (by `until`), else ``None``.
 
-        A lost actor does not end it; running work that nobody holds is woken.
+        A lost process does not end it; running work that nobody holds is woken.
 
         Raises:
             NotFoundError: there is no such execution.
         """
-        actor = self.live_actor()
-        if actor is not None:
-            wire = await self.ask(actor, "result", execution_id, until, seconds, timeout_s=seconds + 10.0)
+        live = await self.find()
+        if live is not None:
+            wire = await self.ask(live, "result", execution_id, until, seconds, timeout_s=seconds + 10.0)
             if wire is NoAnswer.SILENT:
                 await asyncio.sleep(min(RECONNECT_S, seconds))
                 return None
@@ -123,7 +120,7 @@ class AgentClient:
         if stored.suspended:
             await asyncio.sleep(min(STORE_POLL_S, seconds))  # a human is waited for: no process is needed
             return None
-        await self.actor()  # nobody holds running work: wake its owner, which recovers it
+        await self.live()  # nobody holds running work: wake its owner, which recovers it
         return None
 
     async def purge(self) -> bool:
@@ -138,9 +135,9 @@ class AgentClient:
             was_there = bool(await self.call("purge", created_at.isoformat() if created_at else None))
         except NotFoundError:  # also when the answer to an earlier try was lost
             was_there = False
-        handle, self._actor, self._wiring = self._actor, None, None
-        if handle is not None and was_there:  # else it may serve another agent that has got the id since
-            kill(handle)
+        live, self._live, self._wiring = self._live, None, None
+        if live is not None and was_there:  # else it may serve another agent that has got the id since
+            live.release()
         return was_there
 
     async def unload(self) -> bool:
@@ -152,16 +149,16 @@ class AgentClient:
             AgentBusyError: work is running.
             WaitTimeoutError: its process does not answer.
         """
-        handle = self._directory.find(self.agent_id)
-        self._actor = None
-        if handle is None:
+        live = await self._directory.find(self.agent_id)
+        self._live = None
+        if live is None:
             return False
-        answer = await ask(handle, "unload", timeout_s=CALL_TIMEOUT_S)
+        answer = await live.ask("unload", timeout_s=CALL_TIMEOUT_S)
         if answer is NoAnswer.GONE:
             return False
         if answer is NoAnswer.SILENT:
             raise WaitTimeoutError(
                 f"agent {self.agent_id!r} does not answer; try again", details={"agent_id": self.agent_id}
             )
-        kill(handle)
+        live.release()
         return True

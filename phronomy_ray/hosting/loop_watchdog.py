@@ -31,6 +31,7 @@ class Offence:
     """A tool that held the loop."""
 
     tool_name: str
+    tool_call_id: str
     #: So far, in seconds.
     blocked_s: float
     #: Where the loop's thread was.
@@ -133,8 +134,8 @@ class LoopWatchdog:
         if not name.startswith(TASK_PREFIX) or frame is None:
             return  # no tool holds it: the machine is busy, or we are
         self._offences += 1
-        tool_name = name.removeprefix(TASK_PREFIX).split(":", 1)[0]
-        self._on_offence(Offence(tool_name, blocked_s, "".join(traceback.format_stack(frame))))
+        tool_name, _, call_id = name.removeprefix(TASK_PREFIX).partition(":")
+        self._on_offence(Offence(tool_name, call_id, blocked_s, "".join(traceback.format_stack(frame))))
 
 
 def log_offence(offence: Offence) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from phronomy_ray.actors.idle_unload import MAX_LOOK_S, MIN_LOOK_S, IdleUnload, UnloadLimits
+from phronomy_ray.definition.placement import Dedicated
 from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.hosting.idle_unload import MAX_LOOK_S, MIN_LOOK_S, IdleUnload, UnloadLimits
 from phronomy_ray.journal import ExecutionStatus
-from phronomy_ray.runtime.placement import Dedicated
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""When an agent's process may go because nothing needs it. Pure: the actor says what happens, time comes in.
+"""When an agent's process may go because nothing needs it. Pure: its process says what happens, time comes in.
 
 An agent that could not be woken as it is stays: one with instance options, which end with its process, and one whose class
 no node can import.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from phronomy_ray.journal import ExecutionStatus
 
-#: How often the actor looks: a fraction of the shortest limit, within these bounds, in seconds.
+#: How often the process looks: a fraction of the shortest limit, within these bounds, in seconds.
 LOOKS_PER_LIMIT = 4
 MIN_LOOK_S = 0.1
 MAX_LOOK_S = 15.0
@@ -39,6 +39,11 @@ class IdleUnload:
         self._limits = limits
         self._clock = clock
         self._used_at = clock()
+
+    @property
+    def used_at(self) -> float:
+        """When the agent was last needed, by the clock."""
+        return self._used_at
 
     def used(self) -> None:
         """Somebody called the agent, or something of it ran."""

@@ -1,6 +1,6 @@
-"""Child agents: what an agent's actor does when one of its tools is another agent.
+"""Child agents: what an agent's process does when one of its tools is another agent.
 
-* A child is an ordinary named agent with an actor of its own. Its ids are derived from the parent's id, execution and tool
+* A child is an ordinary agent, which lives where its class or the runtime says. Its ids are derived from the parent's id, execution and tool
   call, so a call that runs again after a crash finds the same child and the same execution, whatever became of them
   meanwhile: one child, one result.
 * The lineage (definition ids from the first parent down) stands in the child's metadata, where its own children find it.
@@ -17,14 +17,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray.exceptions import RayError
 from tenacity import retry_if_exception_type, stop_after_attempt, wait_exponential
 from tenacity.asyncio import AsyncRetrying
 
-from phronomy_ray.actors.agent_client import SLICE_S, STORE_POLL_S, AgentClient
-from phronomy_ray.actors.directory import AgentDirectory
-from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.definition.options import InstanceOptions
+from phronomy_ray.definition.placement import Placement
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     AgentBusyError,
@@ -35,6 +32,9 @@ from phronomy_ray.errors import (
     StoreUnavailableError,
     ToolError,
 )
+from phronomy_ray.hosting.agent_client import SLICE_S, STORE_POLL_S, AgentClient
+from phronomy_ray.hosting.agent_port import AgentDirectory
+from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.results import RunResult
 from phronomy_ray.retention import PARENT_KEY
@@ -71,8 +71,8 @@ class ParentView:
     quiescence_timeout_s: Callable[[], float]
 
 
-class ActorChildAgents:
-    """`ChildAgents` of one agent's process. Use it on the actor's event loop."""
+class HostedChildAgents:
+    """`ChildAgents` of one agent. Use it on the agent's event loop."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class ActorChildAgents:
         wiring: AgentWiring,
         store: Store,
         parent: ParentView,
-        directory: AgentDirectory | None = None,
+        directory: AgentDirectory,
     ) -> None:
         self._agent_id = agent_id
         self._wiring = wiring
         self._store = store
         self._parent = parent
-        self._directory = directory or AgentDirectory(wiring.namespace)
+        self._directory = directory
         #: Work that goes on behind a call.
         self._behind: set[asyncio.Task[None]] = set()
 
@@ -108,7 +108,7 @@ class ActorChildAgents:
             if not request.is_stopped() or self._parent.is_cancelled(request.execution_id):
                 await self._abandon(client, child, begun, keep=request.keep)
             raise
-        except (PhronomyError, RayError):
+        except PhronomyError:
             # it could not be started, or nobody can say any more what becomes of it
             await self._abandon(client, child, begun, keep=request.keep)
             raise
@@ -123,13 +123,13 @@ class ActorChildAgents:
         )
 
         async def wiring() -> AgentWiring:
-            return self._wiring_for(source)
+            return self._wiring_for(source, request.agent_class.placement)
 
         return wiring
 
-    def _wiring_for(self, source: DefinitionSource) -> AgentWiring:
+    def _wiring_for(self, source: DefinitionSource, own: Placement | None = None) -> AgentWiring:
         # what is set for the parent's instance is not the child's
-        return replace(self._wiring, definition=source, options=InstanceOptions())
+        return replace(self._wiring, definition=source, options=InstanceOptions(), own_placement=own)
 
     async def _begin(
         self, client: AgentClient, child: _Child, request: ChildRequest, lineage: list[str]
@@ -146,9 +146,9 @@ class ActorChildAgents:
         wiring = await self._wiring_of(request)()
         try:
             new = NewAgentRequest(metadata=metadata, request_id=child.execution_id)
-            client.use_actor(await self._directory.create(child.agent_id, wiring, new))
+            client.use(await self._directory.create(child.agent_id, wiring, new))
         except AgentAlreadyExistsError:
-            client.use_actor(await self._directory.wake(child.agent_id, wiring))
+            client.use(await self._directory.wake(child.agent_id, wiring))
         await client.call("start", child.execution_id, request.input, request.durable_context, False)
 
     async def _abandon(
@@ -174,11 +174,11 @@ class ActorChildAgents:
                 _LOG.info("child agent %s was left behind by a cancelled call and is ended", child.agent_id)
                 wiring = self._wiring_of_stored(child.agent_id)
                 client = AgentClient(child.agent_id, self._directory, self._store, wiring)
-                live = await asyncio.to_thread(client.live_actor)
+                live = await client.find()
                 if live is not None:
-                    client.use_actor(live)
+                    client.use(live)
                 await _cancel_and_free(client, child, started=True, keep=False)
-        except (PhronomyError, RayError) as error:
+        except PhronomyError as error:
             _LOG.warning("agent %s: its former children are not known: %s", self._agent_id, error)
 
     def _left_behind(self) -> list[_Child]:
@@ -281,7 +281,7 @@ async def _free(client: AgentClient, child: _Child, result: RunResult) -> None:
         try:
             await client.unload()
             return
-        except (PhronomyError, RayError) as error:
+        except PhronomyError as error:
             failures.append(ErrorRecord.from_exception(error))
             last = error
     raise CleanupError(
@@ -316,7 +316,7 @@ async def _cancel_and_free(client: AgentClient, child: _Child, *, started: bool,
             ):
                 with attempt:
                     await client.unload()
-    except (PhronomyError, RayError, TimeoutError) as error:
+    except (PhronomyError, TimeoutError) as error:
         _LOG.warning("child agent %s was cancelled and could not be freed: %s", child.agent_id, error)
     except Exception:  # noqa: BLE001 - nobody waits for this any more: it must be written down
         _LOG.exception("child agent %s was cancelled and could not be freed", child.agent_id)

@@ -12,19 +12,12 @@ from typing import Any
 import pytest
 
 from phronomy_ray import Agent, ToolContext, tool
-from phronomy_ray.actors import agent_client, child_agents
-from phronomy_ray.actors.child_agents import (
-    LINEAGE_KEY,
-    ActorChildAgents,
-    ParentView,
-    child_ids,
-)
-from phronomy_ray.actors.wiring import AgentWiring, DefinitionSource, NewAgentRequest, StoreConfig
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.errors import (
     AgentBusyError,
+    AgentUnloadedError,
     CleanupError,
     ErrorRecord,
     InvalidInputError,
@@ -34,6 +27,15 @@ from phronomy_ray.errors import (
     StoreUnavailableError,
     ToolError,
 )
+from phronomy_ray.hosting import child_agents
+from phronomy_ray.hosting.agent_port import NoAnswer
+from phronomy_ray.hosting.child_agents import (
+    LINEAGE_KEY,
+    HostedChildAgents,
+    ParentView,
+    child_ids,
+)
+from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest, StoreConfig
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.script import call, calls, error, final, hang
@@ -46,24 +48,21 @@ from phronomy_ray.tools.local_executor import LocalToolExecutor
 GUARD_S = 10.0
 
 
-class Method:
-    """What ``handle.method`` is on a Ray handle, without Ray."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def remote(self, *args: Any) -> Any:
-        return self._function(*args)
-
-
-class Actor:
-    """The remote methods of an agent's actor that a child's client calls, around a real engine."""
+class Live:
+    """A `LiveAgent` around a real engine: the methods that a child's client calls."""
 
     def __init__(self, engine: AgentEngine, cluster: Cluster) -> None:
         self._engine = engine
         self._cluster = cluster
-        for name in ("start", "result", "cancel", "unload"):
-            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        try:
+            return await getattr(self, f"_{method}")(*args)
+        except AgentUnloadedError:
+            return NoAnswer.GONE
+
+    def release(self) -> None:
+        pass
 
     async def _start(self, execution_id: str, input: Any, context: Any, stream: bool) -> Any:
         if self._cluster.start_errors:
@@ -95,7 +94,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/agents.db"
         self.store = open_store(self.url, create=True)
-        self.actors: dict[str, Actor] = {}
+        self.actors: dict[str, Live] = {}
         #: The present engine of each agent, and every one there was.
         self.engines: dict[str, AgentEngine] = {}
         self.made: list[AgentEngine] = []
@@ -105,11 +104,11 @@ class Cluster:
         self.result_errors: list[PhronomyError] = []
         self.unload_errors: list[PhronomyError] = []
         self.tools: list[LocalToolExecutor] = []
-        self.runners: dict[str, ActorChildAgents] = {}
+        self.runners: dict[str, HostedChildAgents] = {}
 
     # --- what AgentDirectory offers
 
-    def find(self, agent_id: str) -> Any:
+    async def find(self, agent_id: str) -> Any:
         return self.actors.get(agent_id)
 
     async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> Any:
@@ -128,7 +127,7 @@ class Cluster:
         if agent_id not in self.actors:
             engine = self.engine(agent_id, wiring)
             await engine.activate()
-            self.actors[agent_id] = Actor(engine, self)
+            self.actors[agent_id] = Live(engine, self)
         return self.actors[agent_id]
 
     # --- for tests
@@ -142,7 +141,7 @@ class Cluster:
             quiescence_timeout_s=lambda: definition.quiescence_timeout_s,
         )
         directory: Any = self
-        runner = self.runners[agent_id] = ActorChildAgents(agent_id, wiring, self.store, parent, directory)
+        runner = self.runners[agent_id] = HostedChildAgents(agent_id, wiring, self.store, parent, directory)
         tools = LocalToolExecutor(threads=2, environment=ToolEnvironment(agent_id, children=runner))
         self.tools.append(tools)
         parts = EngineParts(store=self.store, model=definition.model, tools=tools, store_retry_s=0.05)
@@ -201,10 +200,7 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(
-    sqlite_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr(agent_client, "kill", lambda handle: None)
+async def cluster(sqlite_template: Path, tmp_path: Path) -> AsyncIterator[Cluster]:
     shutil.copyfile(sqlite_template, tmp_path / "agents.db")
     made = Cluster(tmp_path)
     yield made
@@ -470,7 +466,7 @@ async def test_a_child_that_ended_meanwhile_gives_its_stored_result(cluster: Clu
     assert (await cluster.run(boss)).output == "done"
     child_id, execution_id = cluster.child()
     directory: Any = cluster
-    runner = ActorChildAgents(
+    runner = HostedChildAgents(
         "p",
         replace(wiring, namespace="x"),
         cluster.store,

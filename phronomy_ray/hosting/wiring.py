@@ -1,4 +1,4 @@
-"""What an agent actor is started with: plain values that survive in Ray's actor table for its restarts."""
+"""What an agent is started with, wherever that is: plain values that survive in Ray's actor table for its restarts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from phronomy_ray.actors.idle_unload import UnloadLimits
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
+from phronomy_ray.definition.placement import Dedicated, Placement
 from phronomy_ray.definition.source import DefinitionSource
+from phronomy_ray.hosting.idle_unload import UnloadLimits
 from phronomy_ray.tools.pool_config import PoolConfig
 
 __all__ = ["NAMESPACE", "AgentWiring", "DefinitionSource", "NewAgentRequest", "StoreConfig"]
@@ -27,7 +28,7 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentWiring:
-    """Everything that an agent actor needs besides its id."""
+    """Everything that an agent needs besides its id."""
 
     definition: DefinitionSource
     store: StoreConfig
@@ -38,14 +39,25 @@ class AgentWiring:
     fault_directory: str | None = None
     #: Offload pools by name; a pool that is not here has the default bounds.
     pools: Mapping[str, PoolConfig] = field(default_factory=dict)
-    #: Custom Ray resources that the actor asks for; its child agents ask for the same.
-    resources: Mapping[str, float] = field(default_factory=dict)
+    #: Where the runtime has agents live.
+    placement: Placement = field(default_factory=Dedicated)
+    #: Where the agent's class wants to live; ``None`` for what the runtime says.
+    own_placement: Placement | None = None
     #: What is set for this agent beside its definition; by value.
     options: InstanceOptions = field(default_factory=InstanceOptions)
     #: What the runtime sets for all its agents; by value.
     defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
-    #: When the process may go by itself.
-    unload: UnloadLimits = field(default_factory=UnloadLimits)
+
+    @property
+    def wanted_placement(self) -> Placement:
+        """Where the agent belongs when nobody has said otherwise."""
+        return self.own_placement or self.placement
+
+    @property
+    def unload(self) -> UnloadLimits:
+        """When the agent may leave its process by itself."""
+        place = self.wanted_placement
+        return UnloadLimits(place.idle_unload_after_s, place.suspended_unload_after_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from phronomy_ray.actors.loop_watchdog import LoopWatchdog, Offence
+from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence
 
 PATIENCE_S = 30
 
@@ -72,7 +72,7 @@ async def test_what_is_no_tool_is_not_accused() -> None:
 
 async def test_the_default_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     watchdog = LoopWatchdog(blocked_s=0.05)
-    watchdog._on_offence(Offence("brew", 0.3, "  the stack"))
+    watchdog._on_offence(Offence("brew", "tc_1", 0.3, "  the stack"))
     assert "tool 'brew' has held the agent's event loop for 0.30 s" in caplog.text
     assert "the stack" in caplog.text
 

@@ -1,0 +1,146 @@
+"""`HostActor`: the named Ray actor in which many agents live. A shell around `AgentHost`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import os
+import pickle
+import signal
+from typing import Any
+
+from phronomy_ray.actors.ray_metrics import HostGauges
+from phronomy_ray.actors.ray_process import RayProcess
+from phronomy_ray.actors.signals import die_at_sigterm
+from phronomy_ray.definition.placement import Packed
+from phronomy_ray.hosting.agent_service import AgentService
+from phronomy_ray.hosting.host import AgentHost
+from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence
+from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
+
+_LOG = logging.getLogger("phronomy_ray.actors")
+#: Calls that may wait at all agents of one host at once; each costs some 50 KB.
+MAX_WAITERS = 4_000
+#: Calls that a host takes at once: room is left beside those that wait.
+MAX_CONCURRENCY = 6_000
+
+
+class HostActor:
+    """Owner of many agents."""
+
+    def __init__(self, name: str, placement: Packed, store: StoreConfig) -> None:
+        die_at_sigterm()
+        self._name = name
+        self._gauges = HostGauges(name)
+        self._watchdog = LoopWatchdog(
+            on_offence=self._blocked,
+            on_look=lambda late_s: self._gauges.looked(late_s, self._process.waiters.count, self._host.size),
+            on_end=self._die,
+            is_busy=lambda: self._host.bodies_on_loop > 0,
+        )
+        self._process = RayProcess(
+            name,
+            max_waiters=MAX_WAITERS,
+            on_left=lambda agent: self._host.left(agent),
+            on_lost=self._lost,
+            on_loop_work=self._watchdog.wake,
+        )
+        self._host = AgentHost(name, self._process, max_live_agents=placement.max_live_agents)
+        self._wirings: dict[bytes, AgentWiring] = {}
+        self._store = self._process.store(store)
+        self._boot = asyncio.get_running_loop().create_task(self._start())
+        self._watchdog.start()
+
+    async def _start(self) -> None:
+        self._host.start()
+        if await asyncio.to_thread(self._store.is_host_closed, self._name):
+            self._host.close_admission()
+        gc.freeze()  # as in `AgentActor`
+
+    # --- agents ------------------------------------------------------------------------------------------------
+
+    async def activate(self, agent_id: str, wiring: bytes) -> dict[str, Any]:
+        """See `AgentHost.activate`; the wiring is pickled."""
+        await self._boot
+        return await self._host.activate(agent_id, self._wiring(wiring))
+
+    async def create(self, agent_id: str, wiring: bytes, request: NewAgentRequest) -> dict[str, Any]:
+        """See `AgentHost.create`; the wiring is pickled."""
+        await self._boot
+        return await self._host.create(agent_id, self._wiring(wiring), request)
+
+    async def call(
+        self, agent_id: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """See `AgentHost.call`."""
+        return await self._host.call(agent_id, method, args, kwargs)
+
+    async def has(self, agent_id: str) -> bool:
+        """Whether the agent lives here."""
+        return self._host.has(agent_id)
+
+    # --- the host ----------------------------------------------------------------------------------------------
+
+    async def ping(self) -> bool:
+        """Whether this process answers."""
+        return True
+
+    async def status(self) -> dict[str, Any]:
+        """How many agents live here and what they do."""
+        return {**self._host.status(), **self._process.owner}
+
+    async def metrics(self) -> dict[str, Any]:
+        """How late the event loop was, and how much lives and waits on it."""
+        return {
+            **self._host.status(),
+            "pid": os.getpid(),
+            "loop_lag": self._watchdog.to_wire(),
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    async def drain(self, timeout_s: float) -> dict[str, Any]:
+        """See `AgentHost.drain`."""
+        await self._boot
+        return (await self._host.drain(timeout_s)).to_wire()
+
+    async def reopen(self) -> None:
+        """Take agents again."""
+        await self._boot
+        self._host.reopen()
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _wiring(self, data: bytes) -> AgentWiring:
+        """Unpickled once for many agents: a class that travels by value is one class for all of them."""
+        key = hashlib.sha256(data).digest()
+        found = self._wirings.get(key)
+        if found is None:
+            loaded = pickle.loads(data)  # noqa: S301 - from a driver of this cluster
+            assert isinstance(loaded, AgentWiring)
+            found = self._wirings[key] = loaded
+        return found
+
+    def _lost(self, agent: AgentService) -> None:
+        _LOG.warning("agent %s was taken by another owner and leaves %s", agent.agent_id, self._name)
+        self._host.left(agent)
+
+    def _blocked(self, offence: Offence) -> None:
+        agent_id = self._host.agent_of_call(offence.tool_call_id)
+        _LOG.warning(
+            "%s: tool %r of agent %r has held the event loop of %d agents for %.2f s; make it await, declare it blocking_io or "
+            "cpu_bound, or move the agent to a process of its own\n%s",
+            self._name,
+            offence.tool_name,
+            agent_id,
+            self._host.size,
+            offence.blocked_s,
+            offence.stack,
+        )
+        self._gauges.blocked(agent_id or "", offence.tool_name)
+
+    def _die(self) -> None:
+        """As in `AgentActor`."""
+        _LOG.critical("%s: its event loop has ended (sys.exit in a callback?)", self._name)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,443 @@
+"""`AgentService`: one agent in whatever process it lives. It decodes, calls the engine, encodes.
+
+Its public methods are the raw-handle API (`docs/guide/actor-handles.md`): stable, plain JSON in and out, and our typed
+errors. Every start takes a new ownership epoch and recovers before it admits anything. What differs between processes (a
+dedicated actor, a host of many, the driver) is behind `AgentProcess`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Protocol
+
+from phronomy_ray.clock import SystemClock
+from phronomy_ray.definition.agent_definition import AgentDefinition
+from phronomy_ray.definition.busy import busy_rule
+from phronomy_ray.embedding import EmbeddingPort
+from phronomy_ray.engine.creation import new_agent
+from phronomy_ray.engine.engine import AgentEngine, EngineParts
+from phronomy_ray.errors import (
+    AgentBusyError,
+    BackpressureError,
+    CommitOutcomeUnknownError,
+    InvalidInputError,
+)
+from phronomy_ray.hosting.agent_port import AgentDirectory
+from phronomy_ray.hosting.environment import environment_of
+from phronomy_ray.hosting.idle_unload import IdleUnload
+from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
+from phronomy_ray.ids import new_execution_id
+from phronomy_ray.journal import JournalRecord
+from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
+from phronomy_ray.models.port import ModelPort
+from phronomy_ray.store.port import Store
+from phronomy_ray.tool_calls import Resolution
+from phronomy_ray.tool_environment import ChildAgents, ToolEnvironment
+from phronomy_ray.tools.executor import ToolExecutor
+
+_LOG = logging.getLogger("phronomy_ray.hosting")
+#: Longest slice of one waiting call, in seconds.
+MAX_WAIT_S = 30.0
+#: Calls that may wait at one agent at once.
+MAX_WAITERS = 500
+
+
+class Waiters:
+    """Calls that wait in one process at once, each of which costs some 50 KB; bounded."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+
+class AgentProcess(Protocol):
+    """The process around an agent: what it gives to the agent, and what it is told."""
+
+    @property
+    def owner(self) -> Mapping[str, Any]:
+        """Who owns what lives here, as the store and people are told: ``actor``, node, pid, host."""
+        ...
+
+    def store(self, config: StoreConfig) -> Store:
+        """The store of this process; the same one for the same configuration."""
+        ...
+
+    def model(self, wiring: AgentWiring) -> ModelPort:
+        """The way to models that are given by name."""
+        ...
+
+    def embeddings(self, wiring: AgentWiring) -> EmbeddingPort:
+        """The way to embeddings."""
+        ...
+
+    def tools(
+        self, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
+    ) -> ToolExecutor:
+        """An executor for one agent's tools."""
+        ...
+
+    def directory(self, wiring: AgentWiring) -> AgentDirectory:
+        """Where child agents are found."""
+        ...
+
+    @property
+    def waiters(self) -> Waiters:
+        """How many calls wait in this process."""
+        ...
+
+    def left(self, agent: AgentService) -> None:
+        """The agent was unloaded or deleted; it serves nobody here any more."""
+        ...
+
+    def lost(self, agent: AgentService) -> None:
+        """Another owner has taken the agent."""
+        ...
+
+
+class AgentService:
+    """One agent in this process. Use it on one event loop."""
+
+    def __init__(self, agent_id: str, wiring: AgentWiring, process: AgentProcess) -> None:
+        self.agent_id = agent_id
+        self.wiring = wiring
+        self._process = process
+        self._waiters = 0
+        self._engine_made: AgentEngine | None = None
+        self._tools: ToolExecutor | None = None
+        self._children: ChildAgents | None = None
+        self._idle = IdleUnload(wiring.unload, asyncio.get_running_loop().time)
+
+    # --- for the process ---------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it owns the agent and serves it."""
+        return self._engine_made is not None and self._engine_made.is_active
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it serves nobody any more: it was unloaded, or another owner has taken the agent."""
+        return self._engine_made is not None and self._engine_made.is_over
+
+    @property
+    def waiters(self) -> int:
+        """Calls that wait here."""
+        return self._waiters
+
+    @property
+    def bodies_on_loop(self) -> int:
+        """Tool bodies that run on the event loop."""
+        return self._tools.on_loop if self._tools is not None else 0
+
+    @property
+    def used_at(self) -> float:
+        """When the agent was last needed, in seconds of the loop's clock."""
+        return self._idle.used_at
+
+    def holds_call(self, tool_call_id: str) -> bool:
+        """Whether it runs this tool call."""
+        engine = self._engine_made
+        running = engine.state.execution if engine is not None and engine.is_active else None
+        return running is not None and any(call.row.tool_call_id == tool_call_id for call in running.batch)
+
+    def looks_unused(self) -> bool:
+        """Whether nobody has needed it for so long that it may leave by itself; call it now and then (see `IdleUnload`).
+
+        An agent that could not be woken as it is never may.
+        """
+        engine = self._engine_made
+        if engine is None or not engine.is_active or not self.can_be_woken:
+            return False
+        running = engine.state.execution
+        is_needed = bool(self._waiters or engine.waits_for_time or self.bodies_on_loop)
+        return self._idle.is_due(running.row.status if running else None, is_needed=is_needed)
+
+    @property
+    def can_be_woken(self) -> bool:
+        """Whether the agent, once it has left, can be woken as it is: from its class's name, without instance options."""
+        engine = self._engine_made
+        return engine is not None and bool(engine.definition.class_path) and not self.wiring.options.names()
+
+    async def leave(self) -> bool:
+        """Unload the agent unless it works; whether it has left."""
+        if self._engine_made is not None:
+            try:
+                await self._engine_made.seal()
+            except AgentBusyError:  # somebody has just come
+                return False
+        return True
+
+    async def start_up(self) -> None:
+        """Own the agent, recover it, and end children that an earlier owner has left behind. Raises as `activate`."""
+        was_active = self.is_active
+        await self._engine().activate()
+        if not was_active and self._children is not None:
+            self._children.reap()
+
+    def _engine(self) -> AgentEngine:
+        self._idle.used()
+        if self._engine_made is None:
+            wiring, process = self.wiring, self._process
+            definition = wiring.definition.load().definition()
+            store = process.store(wiring.store)
+            environment = environment_of(
+                self.agent_id,
+                wiring,
+                store,
+                directory=process.directory(wiring),
+                embeddings=lambda: process.embeddings(wiring),
+                engine=self._engine,
+            )
+            self._children = environment.children
+            self._tools = process.tools(wiring, definition, environment)
+            self._engine_made = AgentEngine(
+                self.agent_id,
+                definition,
+                EngineParts(
+                    store=store,
+                    model=process.model(wiring) if isinstance(definition.model, str) else definition.model,
+                    tools=self._tools,
+                    owner=dict(process.owner),
+                    on_ownership_lost=lambda: process.lost(self),
+                    fault_directory=wiring.fault_directory,
+                    registry=wiring.definition.registry,
+                    options=wiring.options,
+                    defaults=wiring.defaults,
+                ),
+            )
+        return self._engine_made
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        here = self._process.waiters
+        if self._waiters >= MAX_WAITERS or here.count >= here.limit:
+            raise BackpressureError(
+                f"agent {self.agent_id!r} already has {self._waiters} waiting calls, its process {here.count}; wait less or "
+                "watch fewer times",
+                details={"agent_id": self.agent_id, "waiters": self._waiters, "in_process": here.count},
+            )
+        self._waiters += 1
+        here.count += 1
+        try:
+            yield
+        finally:
+            self._waiters -= 1
+            here.count -= 1
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    async def activate(self) -> dict[str, Any]:
+        """Be live: own the agent, recover it. Returns `status`."""
+        await self._engine().activate()
+        return self._engine().status()
+
+    async def create(self, request: NewAgentRequest) -> dict[str, Any]:
+        """Store a new agent of this id, then be live; the same request again is one creation, also after a crash.
+
+        Raises `AgentAlreadyExistsError`.
+        """
+        engine = self._engine()
+        store = engine.store
+        new = new_agent(
+            self.agent_id,
+            engine.definition,
+            context=request.context,
+            knowledge=request.knowledge,
+            metadata=request.metadata,
+            now=SystemClock().now(),
+            request_id=request.request_id,
+        )
+        try:
+            await store.run(store.store.create_agent, new)
+        except CommitOutcomeUnknownError:
+            if not request.request_id:
+                raise
+            await store.run(store.store.create_agent, new)  # creating the same again tells
+        await engine.activate()
+        return engine.status()
+
+    async def status(self) -> dict[str, Any]:
+        """What the agent is doing, from memory; never reads the store."""
+        return self._engine().status()
+
+    async def unload(self) -> dict[str, Any]:
+        """Free this process and keep everything. Raises `AgentBusyError` while work runs."""
+        await self._engine().seal()
+        self._process.left(self)
+        return {"agent_id": self.agent_id, "unloaded": True}
+
+    async def add_knowledge(self, knowledge: Any, edit_id: str | None = None) -> dict[str, int]:
+        """Add knowledge to the idle agent; see `EditableAgent.edit`, also for the methods that follow."""
+        return await self._engine().edit(EditKind.ADD_KNOWLEDGE, knowledge=knowledge, edit_id=edit_id)
+
+    async def clear_transcript(self, edit_id: str | None = None) -> dict[str, int]:
+        """Let the model see no earlier message any more."""
+        return await self._engine().edit(EditKind.CLEAR_TRANSCRIPT, edit_id=edit_id)
+
+    async def clear_knowledge(self, edit_id: str | None = None) -> dict[str, int]:
+        """Let the model see no earlier knowledge any more."""
+        return await self._engine().edit(EditKind.CLEAR_KNOWLEDGE, edit_id=edit_id)
+
+    async def reset_context(self, edit_id: str | None = None) -> dict[str, int]:
+        """`clear_transcript` and `clear_knowledge` in one."""
+        return await self._engine().edit(EditKind.RESET_CONTEXT, edit_id=edit_id)
+
+    async def close(self, edit_id: str | None = None) -> dict[str, int]:
+        """Take no more work, for ever."""
+        return await self._engine().edit(EditKind.CLOSE, edit_id=edit_id)
+
+    async def purge(self, created_at: str | None = None) -> bool:
+        """Delete the idle agent and everything that belongs to it, and leave this process; whether it was there. With `created_at`
+        (ISO 8601), an agent that was created at another time is left alone.
+        """
+        try:
+            meant = datetime.fromisoformat(created_at) if created_at is not None else None
+        except ValueError:
+            raise InvalidInputError(f"created_at must be an ISO 8601 time, not {created_at!r}") from None
+        engine = self._engine()
+        was_there = await engine.purge(meant)
+        if not engine.is_active:
+            self._process.left(self)
+        return was_there
+
+    # --- executions --------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        execution_id: str,
+        input: Any,
+        durable_context: dict[str, Any] | None = None,
+        stream: bool = False,
+        on_busy: str | None = None,
+    ) -> dict[str, Any]:
+        """Admit an execution, or let it wait, and return at once; see `AgentEngine.start`."""
+        result = await self._engine().start(
+            execution_id,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            on_busy=busy_rule(on_busy),
+        )
+        return result.to_wire()
+
+    async def invoke(
+        self,
+        input: Any,
+        execution_id: str | None = None,
+        durable_context: dict[str, Any] | None = None,
+        stream: bool = False,
+        wait_s: float = MAX_WAIT_S,
+        on_busy: str | None = None,
+    ) -> dict[str, Any]:
+        """Start, and wait up to `wait_s` seconds for the end or a suspension; else the execution as it is then."""
+        execution = execution_id or new_execution_id()
+        engine = self._engine()
+        await engine.start(
+            execution,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            on_busy=busy_rule(on_busy),
+        )
+        with self._waiting():
+            result = await engine.wait(execution, until="suspended", timeout_s=min(wait_s, MAX_WAIT_S))
+        return (result or await engine.view(execution)).to_wire()
+
+    async def result(
+        self, execution_id: str, until: str = "terminal", wait_s: float = MAX_WAIT_S
+    ) -> dict[str, Any] | None:
+        """The result, or ``None`` when it is not there after `wait_s` seconds (at most 30): ask again."""
+        with self._waiting():
+            result = await self._engine().wait(execution_id, until=until, timeout_s=min(wait_s, MAX_WAIT_S))
+        return result.to_wire() if result is not None else None
+
+    async def resume(self, execution_id: str) -> dict[str, Any]:
+        """The execution as it is; activation has already continued whatever could be continued."""
+        return (await self._engine().view(execution_id)).to_wire()
+
+    async def events(
+        self, execution_id: str, after: int = 0, cursor: str | None = None, wait_s: float = 10.0
+    ) -> dict[str, Any]:
+        """Events behind `cursor` or the durable seq `after`: ``{"events", "cursor", "ended"}``; waits for the first."""
+        engine = self._engine()
+        with self._waiting():
+            events, cursor = await engine.events(
+                execution_id, after=after, cursor=cursor, timeout_s=min(wait_s, MAX_WAIT_S)
+            )
+        ended = any(event.is_terminal for event in events) or not (events or engine.runs(execution_id))
+        return {"events": [event.to_wire() for event in events], "cursor": cursor, "ended": ended}
+
+    async def approve(
+        self,
+        execution_id: str,
+        approval_request_id: str,
+        approved: bool = True,
+        decided_by: str | None = None,
+        reason: str | None = None,
+        edited_arguments: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Answer one approval request; the same answer again is harmless and gives the decision in force."""
+        decision = Decide(execution_id, approval_request_id, approved, decided_by, reason, edited_arguments)
+        return (await self._engine().decide(decision)).to_wire()
+
+    async def resolve(
+        self,
+        execution_id: str,
+        tool_call_id: str,
+        outcome: str,
+        result: Any = None,
+        error: str = "",
+        expected_revision: int | None = None,
+        decided_by: str | None = None,
+        expected_attempt: int | None = None,
+    ) -> dict[str, Any]:
+        """Say what became of a call whose outcome is unknown: ``succeeded``, ``failed`` or ``not_performed``."""
+        word = Resolve(
+            execution_id,
+            tool_call_id,
+            Resolution.of(outcome),
+            result,
+            "",
+            error,
+            expected_revision,
+            decided_by,
+            expected_attempt,
+        )
+        return (await self._engine().resolve(word)).to_wire()
+
+    async def cancel(self, execution_id: str, reason: str = "cancelled") -> dict[str, Any]:
+        """Cancel: the intent is durable when this returns, the end follows when nothing of it runs any more."""
+        return (await self._engine().cancel(execution_id, reason)).to_wire()
+
+    async def transcript(self, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
+        """Journal records behind position `after`, as JSON."""
+        engine = self._engine()
+        await engine.activate()
+        records = await engine.store.run(
+            engine.store.store.read_journal, self.agent_id, after=after, limit=limit
+        )
+        return [record_wire(record) for record in records]
+
+    async def is_cancelled(self, execution_id: str) -> bool:
+        """Whether tool bodies of this execution should stop (asked by the tasks that run them)."""
+        return self._engine().is_cancelled(execution_id)
+
+
+def record_wire(record: JournalRecord) -> dict[str, Any]:
+    """A journal record as JSON."""
+    return {
+        "position": record.position,
+        "kind": record.kind.value,
+        "channel": record.channel.value,
+        "occurred_at": record.occurred_at.isoformat(),
+        "execution_id": record.execution_id,
+        "model_call_id": record.model_call_id,
+        "role": record.role,
+        "content": record.content,
+        "causation_id": record.causation_id,
+        "metadata": record.metadata,
+    }

@@ -1,0 +1,233 @@
+"""`AgentHost`: many agents in one process, on one event loop. Without Ray: an actor or a driver's thread runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phronomy_ray.definition.placement import MAX_LIVE_AGENTS
+from phronomy_ray.errors import (
+    AgentUnloadedError,
+    HostClosedError,
+    InvalidInputError,
+    PhronomyError,
+)
+from phronomy_ray.hosting.agent_service import AgentProcess, AgentService
+from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest
+
+_LOG = logging.getLogger("phronomy_ray.hosting")
+#: How many agents beyond the limit are looked for at once, so that not every wake has to look.
+LEAVE_AT_ONCE = 64
+#: How often a host looks for agents that nobody uses, at least, in seconds.
+MAX_LOOK_S = 5.0
+#: Methods of an agent that a host calls for others.
+METHODS = frozenset(
+    name
+    for name, method in vars(AgentService).items()
+    if not name.startswith("_") and asyncio.iscoroutinefunction(method) and name not in ("leave", "start_up")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    """What became of a host's agents."""
+
+    #: Agents that have left.
+    unloaded: int
+    #: Agents that still worked when the time was over: they go on here until the process ends.
+    left: tuple[str, ...]
+
+    def to_wire(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"unloaded": self.unloaded, "left": list(self.left)}
+
+
+class AgentHost:
+    """The agents of one process. Use it on one event loop."""
+
+    def __init__(self, name: str, process: AgentProcess, *, max_live_agents: int = MAX_LIVE_AGENTS) -> None:
+        self.name = name
+        self._process = process
+        self._max_live = max_live_agents
+        self._agents: dict[str, AgentService] = {}
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._look_every_s = MAX_LOOK_S
+        #: Woken agents that have left again by themselves, since the start.
+        self._left = 0
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    async def activate(self, agent_id: str, wiring: AgentWiring) -> dict[str, Any]:
+        """Have the stored agent live here. Returns its `status`.
+
+        Raises:
+            HostClosedError: this host takes no more agents; ask another one.
+            NotFoundError, ConfigurationError: the agent cannot be served.
+        """
+        service = self._service(agent_id, wiring)
+        try:
+            await service.start_up()
+            return await service.status()
+        except PhronomyError:
+            self._forget_useless(service)
+            raise
+
+    async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> dict[str, Any]:
+        """Store a new agent and have it live here. Raises `AgentAlreadyExistsError` and as `activate`."""
+        service = self._service(agent_id, wiring)
+        try:
+            return await service.create(request)
+        except PhronomyError:
+            self._forget_useless(service)
+            raise
+
+    async def call(
+        self, agent_id: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a method of an agent that lives here.
+
+        Raises:
+            AgentUnloadedError: it does not.
+            InvalidInputError: there is no such method; else what the method raises.
+        """
+        if method not in METHODS:
+            raise InvalidInputError(f"agents have no method {method!r}")
+        service = self._agents.get(agent_id)
+        if service is None:
+            raise AgentUnloadedError(
+                f"agent {agent_id!r} does not live in {self.name}", details={"agent_id": agent_id}
+            )
+        return await getattr(service, method)(*args, **(kwargs or {}))
+
+    def has(self, agent_id: str) -> bool:
+        """Whether the agent lives here."""
+        return agent_id in self._agents
+
+    # --- what agents tell their process -------------------------------------------------------------------------
+
+    def left(self, agent: AgentService) -> None:
+        """The agent serves nobody here any more."""
+        if self._agents.get(agent.agent_id) is agent:
+            del self._agents[agent.agent_id]
+
+    def agent_of_call(self, tool_call_id: str) -> str | None:
+        """Which agent runs this tool call."""
+        return next(
+            (name for name, service in self._agents.items() if service.holds_call(tool_call_id)), None
+        )
+
+    @property
+    def bodies_on_loop(self) -> int:
+        """Tool bodies that run on the loop."""
+        return sum(service.bodies_on_loop for service in list(self._agents.values()))
+
+    @property
+    def size(self) -> int:
+        """Agents that live here."""
+        return len(self._agents)
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look for agents that nobody uses."""
+        self._spawn(self._look_now_and_then())
+
+    def status(self) -> dict[str, Any]:
+        """How many agents live here and what they do, as JSON."""
+        services = list(self._agents.values())
+        return {
+            "host": self.name,
+            "agents": len(services),
+            "serving": sum(service.is_active for service in services),
+            "waiting_calls": self._process.waiters.count,
+            "tools_on_loop": self.bodies_on_loop,
+            "unloaded": self._left,
+            "closed": self._is_closed,
+        }
+
+    async def unload_unused(self) -> int:
+        """Have every agent leave that nobody has needed for long enough; how many have left."""
+        due = [service for service in self._agents.values() if service.looks_unused()]
+        return await self._unload(due)
+
+    async def drain(self, timeout_s: float) -> DrainReport:
+        """Take no more agents and have all leave: idle and suspended ones at once, the others when their work is done.
+
+        After `timeout_s` seconds those that still work are left as they are. Again is harmless.
+        """
+        self.close_admission()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        gone = 0
+        while self._agents:
+            gone += await self._unload(list(self._agents.values()))
+            if not self._agents or loop.time() >= deadline:
+                break
+            await asyncio.sleep(min(0.05, max(0.0, deadline - loop.time())))
+        return DrainReport(gone, tuple(sorted(self._agents)))
+
+    def close_admission(self) -> None:
+        """Take no more agents."""
+        self._is_closed = True
+
+    def reopen(self) -> None:
+        """Take agents again after a `drain`."""
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Look no more."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _service(self, agent_id: str, wiring: AgentWiring) -> AgentService:
+        service = self._agents.get(agent_id)
+        if service is not None and not service.is_lost:
+            return service
+        if self._is_closed:
+            raise HostClosedError(f"{self.name} takes no more agents", details={"host": self.name})
+        service = self._agents[agent_id] = AgentService(agent_id, wiring, self._process)
+        self._look_every_s = min(self._look_every_s, wiring.unload.look_every_s or MAX_LOOK_S)
+        self._keep_bound(service)
+        return service
+
+    def _keep_bound(self, newest: AgentService) -> None:
+        if len(self._agents) <= self._max_live:
+            return
+        others = [item for item in self._agents.values() if item is not newest and item.can_be_woken]
+        oldest = sorted(others, key=lambda item: item.used_at)
+        wanted = len(self._agents) - self._max_live + min(LEAVE_AT_ONCE, self._max_live // 16)
+        self._spawn(self._unload(oldest[:wanted]))
+
+    async def _unload(self, services: list[AgentService]) -> int:
+        gone = 0
+        for service in services:
+            if await service.leave():
+                self.left(service)
+                gone += 1
+        self._left += gone
+        return gone
+
+    def _forget_useless(self, service: AgentService) -> None:
+        """One that serves nothing leaves; one that does (another class asked) stays."""
+        if not service.is_active:
+            self.left(service)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            try:
+                await self.unload_unused()
+            except PhronomyError as error:
+                _LOG.warning("%s: an unused agent could not leave: %s", self.name, error)

@@ -1,0 +1,117 @@
+"""Where a runtime's agents live: on a Ray cluster, or in the driver's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from phronomy_ray.definition.placement import InProcess
+from phronomy_ray.embedding import EmbeddingPort
+from phronomy_ray.errors import NotFoundError
+from phronomy_ray.hosting.agent_port import AgentDirectory
+from phronomy_ray.hosting.in_process import InProcessDirectory, LocalProcess
+from phronomy_ray.hosting.wiring import StoreConfig
+from phronomy_ray.runtime.bridge import Bridge
+from phronomy_ray.runtime.config import RuntimeConfig
+from phronomy_ray.runtime.hosts import HostReport
+from phronomy_ray.store.port import Store
+from phronomy_ray.worker_inputs import WorkerInputRestricted
+
+#: How long a driver that leaves waits for agents in its process to leave, in seconds; those that work go on from the store.
+LEAVE_S = 1.0
+
+
+class Home(Protocol):
+    """What a runtime needs of the place where its agents live."""
+
+    @property
+    def directory(self) -> AgentDirectory:
+        """How agents are found and woken."""
+        ...
+
+    @property
+    def pickles(self) -> Callable[[Any], bytes] | None:
+        """How what travels to agents by value is pickled; ``None`` where nothing travels."""
+        ...
+
+    def embeddings(self) -> EmbeddingPort:
+        """The way to embeddings."""
+        ...
+
+    async def metrics(self) -> dict[str, Any]:
+        """What pools, hosts and live agents say of themselves."""
+        ...
+
+    async def drain_host(self, host: str, timeout_s: float) -> HostReport:
+        """Empty a host that is closed in the store already. Raises `NotFoundError`."""
+        ...
+
+    async def reopen_host(self, host: str) -> None:
+        """Tell a host that it may take agents again. Raises `NotFoundError`."""
+        ...
+
+    def close(self) -> None:
+        """Leave. Idempotent."""
+        ...
+
+
+def open_home(config: RuntimeConfig, store: Store) -> Home:
+    """The home that the placement wants. Raises `ConfigurationError` when there is no way to it."""
+    if isinstance(config.placement, InProcess):
+        return LocalHome(config.placement)
+    from phronomy_ray.runtime.ray_home import RayHome
+
+    return RayHome(config, store)
+
+
+class LocalHome(WorkerInputRestricted):
+    """Agents on an event loop in a thread of this process."""
+
+    def __init__(self, placement: InProcess) -> None:
+        self._bridge = Bridge("phronomy-agents")
+        self._process = LocalProcess(placement, _open_store)
+        self.directory = InProcessDirectory(self._process, self._bridge.loop)
+        self.pickles = None
+        self._is_open = True
+        self._bridge.loop.call_soon_threadsafe(self._process.start)
+
+    def embeddings(self) -> EmbeddingPort:
+        """As `Home.embeddings`."""
+        from phronomy_ray.models.litellm_embeddings import LitellmEmbeddingPort
+
+        return LitellmEmbeddingPort()
+
+    async def metrics(self) -> dict[str, Any]:
+        """As `Home.metrics`."""
+        host = self._process.host
+        return {"pools": {}, "agents": {}, "hosts": {host.name: host.status()}}
+
+    async def drain_host(self, host: str, timeout_s: float) -> HostReport:
+        """As `Home.drain_host`: there is none."""
+        raise _no_host(host)
+
+    async def reopen_host(self, host: str) -> None:
+        """As `Home.reopen_host`: there is none."""
+        raise _no_host(host)
+
+    def close(self) -> None:
+        """As `Home.close`: idle and suspended agents leave, what works goes on with the next owner."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._bridge.run(self._leave())
+        self._bridge.close()
+
+    async def _leave(self) -> None:
+        await self._process.host.drain(LEAVE_S)
+        self._process.close()
+
+
+def _no_host(host: str) -> NotFoundError:
+    return NotFoundError(f"there is no {host!r}: agents of this runtime live in the driver's own process")
+
+
+def _open_store(config: StoreConfig) -> Store:
+    from phronomy_ray.store.sql_store import open_store
+
+    return open_store(config.url, content_key=config.content_key)

@@ -1,0 +1,69 @@
+"""Moving agents between processes, and emptying hosts: what a runtime offers to those who run a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from phronomy_ray.clock import utc_now
+from phronomy_ray.errors import InvalidInputError, NotFoundError, PhronomyError
+from phronomy_ray.hosting.agent_client import AgentClient
+from phronomy_ray.hosting.assignment import DEDICATED_PIN, HOST_PREFIX
+from phronomy_ray.store.port import Store
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What became of the agents of a host that was drained."""
+
+    host: str
+    #: Agents that have left it.
+    unloaded: int = 0
+    #: Agents that still worked when the time was over: they leave when their work is done.
+    left: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def from_wire(cls, host: str, wire: dict[str, Any]) -> HostReport:
+        """As a host tells it."""
+        return cls(host, wire["unloaded"], tuple(wire["left"]))
+
+
+def check_place(place: object) -> str | None:
+    """A pin as given by a caller. Raises `InvalidInputError`."""
+    if place is None:
+        return None
+    if isinstance(place, str):
+        number = place.removeprefix(HOST_PREFIX)
+        is_host = place != number and number.isdecimal() and str(int(number)) == number
+        if is_host or place == DEDICATED_PIN:
+            return place
+    raise InvalidInputError(f"an agent can be moved to 'dedicated', 'host:<n>' or None, not {place!r}")
+
+
+async def move(store: Store, client: AgentClient, place: str | None) -> None:
+    """Pin the agent and free it where it is.
+
+    Raises:
+        NotFoundError: it is not stored.
+        AgentBusyError: it works; it stays where it is, and nothing was changed.
+        InvalidInputError: there is no such place.
+    """
+    pin = check_place(place)
+    agent_id = client.agent_id
+    await asyncio.to_thread(store.load_root, agent_id)
+    before = (await asyncio.to_thread(store.whereabouts, agent_id)).pin or None
+    # first the pin: whoever wakes the agent once it has left must find it
+    await asyncio.to_thread(store.pin_agent, agent_id, pin, now=utc_now())
+    try:
+        await client.unload()
+    except PhronomyError:
+        await asyncio.to_thread(store.pin_agent, agent_id, before, now=utc_now())
+        raise
+
+
+def check_host(host: str) -> str:
+    """The name of a host as given by a caller. Raises `NotFoundError`."""
+    if check_place(host) in (None, DEDICATED_PIN):
+        raise NotFoundError(f"{host!r} is no host: they are called 'host:<n>'")
+    return host
