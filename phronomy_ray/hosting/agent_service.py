@@ -261,8 +261,8 @@ class AgentService:
         return engine.status()
 
     async def status(self) -> dict[str, Any]:
-        """What the agent is doing, from memory; never reads the store."""
-        return self._engine().status()
+        """What the agent is doing, from memory; never reads the store. Looking is no use: it keeps no unused agent live."""
+        return (self._engine_made or self._engine()).status()
 
     async def unload(self) -> dict[str, Any]:
         """Free this process and keep everything. Raises `AgentBusyError` while work runs."""

@@ -56,6 +56,7 @@ class AgentHost:
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._look_every_s = MAX_LOOK_S
+        self._look_sooner = asyncio.Event()
         #: Woken agents that have left again by themselves, since the start.
         self._left = 0
 
@@ -193,7 +194,10 @@ class AgentHost:
         if self._is_closed:
             raise HostClosedError(f"{self.name} takes no more agents", details={"host": self.name})
         service = self._agents[agent_id] = AgentService(agent_id, wiring, self._process)
-        self._look_every_s = min(self._look_every_s, wiring.unload.look_every_s or MAX_LOOK_S)
+        every_s = wiring.unload.look_every_s or MAX_LOOK_S
+        if every_s < self._look_every_s:
+            self._look_every_s = every_s
+            self._look_sooner.set()
         self._keep_bound(service)
         return service
 
@@ -226,7 +230,13 @@ class AgentHost:
 
     async def _look_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(self._look_every_s)
+            try:
+                async with asyncio.timeout(self._look_every_s):
+                    await self._look_sooner.wait()
+                self._look_sooner.clear()
+                continue
+            except TimeoutError:
+                pass
             try:
                 await self.unload_unused()
             except PhronomyError as error:

@@ -12,6 +12,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from phronomy_ray.errors import EventLoopReentrancyError, RuntimeShutdownError
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
+#: How long what an interrupt has cancelled may take to end, in seconds.
+END_S = 5.0
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -49,12 +52,15 @@ class Bridge(WorkerInputRestricted):
 
     async def _end(self) -> None:
         """Let what an interrupt has cancelled come to its end, then stop the loop."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=5)
-        self._loop.stop()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + END_S
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # what ends may begin something else
+            for task in others:
+                task.cancel()
+            _, late = await asyncio.wait(others, timeout=max(0.0, deadline - loop.time()))
+            if late or loop.time() >= deadline:
+                break
+        loop.stop()
 
     def close(self) -> None:
         """Stop the loop and its thread; later calls are refused."""

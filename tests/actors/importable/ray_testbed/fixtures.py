@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ import ray
 
 from phronomy_ray import AgentHandle, Runtime
 from phronomy_ray.faults import FAULTS_ENV
-from phronomy_ray.hosting.assignment import agent_actor_name
+from phronomy_ray.hosting.assignment import agent_actor_name, host_name
 from phronomy_ray.store.sql_store import open_store
 from ray_testbed import checks, drives, session
 from ray_testbed.agents import Puppet
@@ -48,6 +47,7 @@ class Bench:
             agents = [root.agent_id for root in store.list_agents(limit=10_000)]
             for agent_id in agents:
                 kill_actor(agent_id)
+            kill_hosts()
             for agent_id in agents:
                 checks.check_processes_gone(store, agent_id)  # a dying one may still report late bodies
                 checks.check_agent(store, agent_id)
@@ -80,6 +80,17 @@ def kill_actor(agent_id: str) -> None:
         ray.kill(ray.get_actor(agent_actor_name(agent_id), namespace="phronomy"))
     except ValueError:
         return
+
+
+def kill_hosts() -> None:
+    """End every host for good; agents of other benches are woken again."""
+    number = 0
+    while True:
+        try:
+            ray.kill(ray.get_actor(host_name(number), namespace="phronomy"))
+        except ValueError:
+            return
+        number += 1
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +136,7 @@ def new_id() -> Callable[[str], str]:
 
 
 def fresh_id(word: str = "agent") -> str:
-    return f"{word}-{uuid.uuid4().hex[:8]}"
+    return session.fresh_name(word)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,11 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="ray-testbed-"))
 os.environ[FOLDER_ENV] = str(_FOLDER)
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 _IMPORTABLE = Path(__file__).resolve().parents[1]
+
+
+def fresh_name(word: str) -> str:
+    """A name that no other test uses."""
+    return f"{word}-{uuid.uuid4().hex[:8]}"
 
 
 class Session:
