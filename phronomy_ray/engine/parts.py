@@ -9,6 +9,7 @@ from typing import Any
 from phronomy_ray.assembly.sources import SourceReference
 from phronomy_ray.clock import Clock, SystemClock
 from phronomy_ray.definition.options import InstanceOptions, RuntimeDefaults
+from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.port import Store
 from phronomy_ray.tool_calls import ToolSettings
@@ -19,7 +20,8 @@ from phronomy_ray.tools.executor import ToolExecutor
 class EngineParts:
     """What an engine is wired to."""
 
-    store: Store
+    #: A store of the agent's own, closed with it, or the one that the agents of its process share.
+    store: Store | SharedStore
     model: ModelPort
     tools: ToolExecutor
     clock: Clock = field(default_factory=SystemClock)

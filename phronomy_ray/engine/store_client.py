@@ -1,16 +1,16 @@
-"""The store from an event loop: calls on a small thread pool, and commits that are settled before anybody goes on."""
+"""One agent's view of the store: calls with retries, and commits that are settled before anybody goes on."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from tenacity import retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.commits import Commit
+from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import AgentUnloadedError, CommitOutcomeUnknownError, StoreUnavailableError
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -20,19 +20,23 @@ R = TypeVar("R")
 
 #: How long an unreachable store is tried again before the agent stops, in seconds.
 RETRY_S = 10.0
-#: How long an unused connection is kept, in seconds: an agent that waits for a human needs none, and servers have few.
-IDLE_CLOSE_S = 30.0
 
 
 class StoreClient(WorkerInputRestricted):
-    """A store on threads, with retries of what is known not to have happened."""
+    """A store on threads, with retries of what is known not to have happened.
 
-    def __init__(self, store: Store, *, retry_s: float = RETRY_S, threads: int = 2) -> None:
-        self.store = store
+    Args:
+        store: a store for this agent alone, closed with it, or the one that all agents of this process share.
+        retry_s: how long an unreachable store is tried again.
+    """
+
+    __slots__ = ("_closed", "_retry_s", "_shared", "_shares", "store")
+
+    def __init__(self, store: Store | SharedStore, *, retry_s: float = RETRY_S) -> None:
+        self._shares = isinstance(store, SharedStore)
+        self._shared = store if isinstance(store, SharedStore) else SharedStore(store)
+        self.store: Store = self._shared.store
         self._retry_s = retry_s
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-store")
-        self._running = 0
-        self._idle: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,21 +44,7 @@ class StoreClient(WorkerInputRestricted):
 
         Raises what `function` raises, and `StoreUnavailableError` at the end of the retries.
         """
-        loop = asyncio.get_running_loop()
-        self._running += 1
-        if self._idle is not None:
-            self._idle.cancel()
-        try:
-            async for attempt in self._retrying():
-                with attempt:
-                    if self._closed:
-                        raise AgentUnloadedError("the agent was unloaded from this process")
-                    return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
-        finally:
-            self._running -= 1
-            if not self._running and not self._closed:
-                self._idle = loop.call_later(IDLE_CLOSE_S, self._release)
-        raise AssertionError("unreachable")
+        return await self._retried(partial(self._shared.call, function, *args, **kwargs))
 
     async def commit(self, commit: Commit) -> None:
         """Execute `commit`; when its outcome is unknown, find out under the root row's lock before anything else.
@@ -63,7 +53,7 @@ class StoreClient(WorkerInputRestricted):
             CommitOutcomeUnknownError: it could not be found out; the agent must stay closed.
         """
         try:
-            await self.run(self.store.execute, commit)
+            await self._retried(partial(self._shared.commit, commit))
         except CommitOutcomeUnknownError as lost:
             try:
                 happened = await self.run(
@@ -72,20 +62,32 @@ class StoreClient(WorkerInputRestricted):
             except StoreUnavailableError as error:
                 raise lost from error
             if not happened:
-                await self.run(self.store.execute, commit)
+                await self._retried(partial(self._shared.commit, commit))
 
     def close(self) -> None:
-        """Release connections and threads."""
+        """Refuse further calls; release connections and threads, unless other agents share them."""
         self._closed = True
-        if self._idle is not None:
-            self._idle.cancel()
-        self.store.close()
-        self._threads.shutdown(wait=False)
+        if not self._shares:
+            self._shared.close()
 
-    def _release(self) -> None:
-        """Give the connection back to the server; the next call opens one again."""
-        if not self._running and not self._closed:
-            self._threads.submit(self.store.close)
+    async def _retried(self, call: Callable[[], Awaitable[R]]) -> R:
+        """`call`, and again as long as the store is away; whoever succeeds at once pays for no retrying."""
+        self._check_open()
+        try:
+            return await call()
+        except StoreUnavailableError as error:
+            failed = [error]
+        async for attempt in self._retrying():
+            with attempt:
+                if failed:
+                    raise failed.pop()
+                self._check_open()
+                return await call()
+        raise AssertionError("unreachable")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AgentUnloadedError("the agent was unloaded from this process")
 
     def _retrying(self) -> AsyncRetrying:
         return AsyncRetrying(
