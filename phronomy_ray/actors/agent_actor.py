@@ -89,6 +89,14 @@ class AgentActor(AgentService):
         await self._boot
         return await super().create(request)
 
+    async def begin_draining(self) -> None:
+        """Begin nothing any more; see `AgentService.retire`."""
+        self.begin_retiring()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Leave as soon as nothing runs, and end this process; whether that was within `timeout_s` seconds."""
+        return await self.retire(timeout_s)
+
     async def metrics(self) -> dict[str, Any]:
         """How late the agent's event loop was, and how much waits on it."""
         return {

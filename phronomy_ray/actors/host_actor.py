@@ -100,6 +100,10 @@ class HostActor:
             "tasks": len(asyncio.all_tasks()),
         }
 
+    async def begin_draining(self) -> None:
+        """See `AgentHost.begin_draining`."""
+        self._host.begin_draining()
+
     async def drain(self, timeout_s: float) -> dict[str, Any]:
         """See `AgentHost.drain`."""
         await self._boot

@@ -76,6 +76,7 @@ class AgentEngine(EditableAgent):
         context = _as_json(durable_context, "durable_context")
         digest = content_hash(dumps({"input": value, "durable_context": context}))
         await self.activate()
+        self._refuse_when_retiring()
         await self._budget.learn()
         rule = on_busy or self.definition.on_busy
         if rule is not BusyRule.REJECT and await self._began_before(execution_id, digest):

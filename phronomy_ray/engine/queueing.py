@@ -1,14 +1,19 @@
-"""Starts, and the requests that wait for their turn: each begins by itself when nothing runs any more."""
+"""Starts, and the requests that wait for their turn: each begins by itself when nothing runs any more, or is left to the next
+owner when this one retires.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 from phronomy_ray.canonical_json import clean_text
+from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.busy import BusyRule
+from phronomy_ray.engine.parts import EngineParts
 from phronomy_ray.engine.single_writer import SingleWriter
-from phronomy_ray.errors import PhronomyError, StateConflictError
+from phronomy_ray.errors import AgentBusyError, AgentUnloadedError, PhronomyError, StateConflictError
 from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.kernel.admission import message_of_input
 from phronomy_ray.kernel.inputs import DropRequest, Prepared, Start
@@ -19,6 +24,39 @@ _LOG = logging.getLogger("phronomy_ray.engine")
 class QueueingAgent(SingleWriter):
     """An owner that begins what waits for its agent."""
 
+    def __init__(self, agent_id: str, definition: AgentDefinition, parts: EngineParts) -> None:
+        super().__init__(agent_id, definition, parts)
+        self._retiring = False
+
+    def begin_retiring(self) -> None:
+        """Begin nothing any more: what comes to the agent while nothing runs is told to look for the next owner."""
+        self._retiring = True
+
+    async def retire(self, timeout_s: float | None) -> bool:
+        """Stop for good as soon as nothing runs (waiting for a human is nothing); whether it has within `timeout_s` seconds.
+
+        What waits for its turn is left to the next owner. Without success the agent goes on with what runs, and begins nothing.
+        """
+        self.begin_retiring()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    changed = self.hub.changed
+                    try:
+                        await self.seal(leave_queue=True)
+                        return True
+                    except AgentBusyError:
+                        await changed.wait()
+        except TimeoutError:
+            return False
+
+    def _refuse_when_retiring(self) -> None:
+        """Raise `AgentUnloadedError` when this owner begins nothing any more."""
+        if self._retiring and self.state.execution is None:
+            raise AgentUnloadedError(
+                f"agent {self.agent_id!r} is leaving this process; wake it and ask again"
+            )
+
     def _waiting(self, execution_id: str) -> QueuedRequest | None:
         """The queued request of this id."""
         queue = self._state.queue if self._state is not None else ()
@@ -26,11 +64,13 @@ class QueueingAgent(SingleWriter):
 
     def _next_soon(self) -> None:
         """Have the next queued request begin when nothing runs."""
-        if self._state is not None and self._state.execution is None and self._state.queue:
+        if self._retiring or self._state is None:
+            return
+        if self._state.execution is None and self._state.queue:
             self._tasks.spawn_guarded(self._take_next(self._state.queue[0]))
 
     async def _take_next(self, request: QueuedRequest) -> None:
-        if self._halted is not None or self._sealed:
+        if self._halted is not None or self._sealed or self._retiring:
             return
         await self._budget.try_to_learn()
         begin = self._start_event(

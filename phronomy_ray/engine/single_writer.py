@@ -211,27 +211,31 @@ class SingleWriter(WorkerInputRestricted):
             await self._step(Recover(await self._work.attach(execution, self.state.root.epoch)))
         self._next_soon()
 
-    async def seal(self) -> None:
+    async def seal(self, *, leave_queue: bool = False) -> None:
         """Stop for good so that the process can go; everything stays stored.
 
+        Args:
+            leave_queue: leave requests that wait to the next owner.
+
         Raises:
-            AgentBusyError: work is running.
+            AgentBusyError: work is running, or a request is about to begin.
         """
         async with self._lock:  # an admission that is being committed comes first
             if self._sealed:
                 return
-            execution = self._state.execution if self._state is not None and self._halted is None else None
+            state = self._state if self._halted is None else None
+            execution = state.execution if state is not None else None
             if execution is not None and execution.row.status is not ExecutionStatus.SUSPENDED:
                 raise AgentBusyError(
                     f"agent {self.agent_id!r} cannot be unloaded: execution {execution.row.execution_id} is "
                     f"{execution.row.status.value} ({execution.row.phase.value})",
                     details={"execution_id": execution.row.execution_id},
                 )
-            if execution is None and self._state is not None and self._halted is None and self._state.queue:
+            if execution is None and state is not None and state.queue and not leave_queue:
                 raise AgentBusyError(
                     f"agent {self.agent_id!r} cannot be unloaded: the queued request "
-                    f"{self._state.queue[0].execution_id} is about to begin",
-                    details={"execution_id": self._state.queue[0].execution_id},
+                    f"{state.queue[0].execution_id} is about to begin",
+                    details={"execution_id": state.queue[0].execution_id},
                 )
             self._close_down()
 

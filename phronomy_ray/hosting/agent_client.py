@@ -11,7 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from phronomy_ray.engine.reading import load_result
-from phronomy_ray.errors import NotFoundError, WaitTimeoutError
+from phronomy_ray.errors import (
+    ExecutionRehydrationRequiredError,
+    NotFoundError,
+    RuntimeShutdownError,
+    WaitTimeoutError,
+)
 from phronomy_ray.hosting.agent_port import CALL_TIMEOUT_S, AgentDirectory, LiveAgent, NoAnswer
 from phronomy_ray.hosting.wiring import AgentWiring
 from phronomy_ray.results import RunResult
@@ -36,6 +41,8 @@ class AgentClient:
         directory: AgentDirectory,
         store: Store,
         wiring: Callable[[], Awaitable[AgentWiring]],
+        *,
+        is_closed: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
@@ -43,16 +50,19 @@ class AgentClient:
             directory: where to find it.
             store: where its executions are stored.
             wiring: how to start it; asked when it has to be woken, once.
+            is_closed: whether nothing may be asked of it any more.
         """
         self.agent_id = agent_id
         self._directory = directory
         self._store = store
         self._find_wiring = wiring
+        self._is_closed = is_closed
         self._wiring: AgentWiring | None = None
         self._live: LiveAgent | None = None
 
     async def live(self) -> LiveAgent:
-        """The live agent; wakes it if need be. Raises as `AgentDirectory.wake`."""
+        """The live agent; wakes it if need be. Raises as `AgentDirectory.wake`, and `RuntimeShutdownError`."""
+        self._check_open()
         if self._live is None:
             if self._wiring is None:
                 self._wiring = await self._find_wiring()
@@ -71,8 +81,10 @@ class AgentClient:
         """Call a method of the live agent; a lost one is found or woken again.
 
         Raises:
+            RuntimeShutdownError: nothing may be asked any more.
             WaitTimeoutError: nobody answered within `RECONNECT_TIMEOUT_S`; else what the method raises.
         """
+        self._check_open()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RECONNECT_TIMEOUT_S
         while True:
@@ -105,6 +117,7 @@ class AgentClient:
 
         Raises:
             NotFoundError: there is no such execution.
+            ExecutionRehydrationRequiredError: nobody holds it, and nothing may be woken any more.
         """
         live = await self.find()
         if live is not None:
@@ -120,8 +133,17 @@ class AgentClient:
         if stored.suspended:
             await asyncio.sleep(min(STORE_POLL_S, seconds))  # a human is waited for: no process is needed
             return None
+        if self._is_closed():
+            raise ExecutionRehydrationRequiredError(
+                f"nobody holds execution {execution_id} ({stored.status.value}) any more; it goes on with the next runtime",
+                details={"execution_id": execution_id, "agent_id": self.agent_id},
+            )
         await self.live()  # nobody holds running work: wake its owner, which recovers it
         return None
+
+    def _check_open(self) -> None:
+        if self._is_closed():
+            raise RuntimeShutdownError("the runtime is shut down: nothing is begun any more")
 
     async def purge(self) -> bool:
         """Delete the idle agent and free its process; whether there was one.

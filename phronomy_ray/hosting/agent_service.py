@@ -171,6 +171,21 @@ class AgentService:
                 return False
         return True
 
+    def begin_retiring(self) -> None:
+        """Begin nothing any more; see `retire`."""
+        if self._engine_made is not None:
+            self._engine_made.begin_retiring()
+
+    async def retire(self, timeout_s: float | None = None) -> bool:
+        """Leave as soon as nothing of the agent runs; whether it has within `timeout_s` seconds (``None``: however long it takes).
+
+        What waits for its turn is left to the next owner; meanwhile nothing is begun any more.
+        """
+        if self._engine_made is not None and not await self._engine_made.retire(timeout_s):
+            return False
+        self._process.left(self)
+        return True
+
     async def start_up(self) -> None:
         """Own the agent, recover it, and end children that an earlier owner has left behind. Raises as `activate`."""
         was_active = self.is_active

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from phronomy_ray.definition.placement import MAX_LIVE_AGENTS
 from phronomy_ray.errors import (
@@ -18,6 +18,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.hosting.agent_service import AgentProcess, AgentService
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest
 
+T = TypeVar("T")
 _LOG = logging.getLogger("phronomy_ray.hosting")
 #: How many agents beyond the limit are looked for at once, so that not every wake has to look.
 LEAVE_AT_ONCE = 64
@@ -27,7 +28,9 @@ MAX_LOOK_S = 5.0
 METHODS = frozenset(
     name
     for name, method in vars(AgentService).items()
-    if not name.startswith("_") and asyncio.iscoroutinefunction(method) and name not in ("leave", "start_up")
+    if not name.startswith("_")
+    and asyncio.iscoroutinefunction(method)
+    and name not in ("leave", "start_up", "retire")
 )
 
 
@@ -37,7 +40,7 @@ class DrainReport:
 
     #: Agents that have left.
     unloaded: int
-    #: Agents that still worked when the time was over: they go on here until the process ends.
+    #: Agents that still worked when the time was over: they leave when they have done.
     left: tuple[str, ...]
 
     def to_wire(self) -> dict[str, Any]:
@@ -155,21 +158,26 @@ class AgentHost:
         due = [service for service in self._agents.values() if service.looks_unused()]
         return await self._unload(due)
 
+    def begin_draining(self) -> None:
+        """Take no more agents, and begin nothing with those that are here."""
+        self.close_admission()
+        for service in self._agents.values():
+            service.begin_retiring()
+
     async def drain(self, timeout_s: float) -> DrainReport:
         """Take no more agents and have all leave: idle and suspended ones at once, the others when their work is done.
 
-        After `timeout_s` seconds those that still work are left as they are. Again is harmless.
+        Returns after `timeout_s` seconds at the latest; those that still work then leave when they have done. Again is harmless.
         """
-        self.close_admission()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        gone = 0
-        while self._agents:
-            gone += await self._unload(list(self._agents.values()))
-            if not self._agents or loop.time() >= deadline:
-                break
-            await asyncio.sleep(min(0.05, max(0.0, deadline - loop.time())))
-        return DrainReport(gone, tuple(sorted(self._agents)))
+        self.begin_draining()
+        retiring = {
+            service.agent_id: self._spawn(service.retire()) for service in list(self._agents.values())
+        }
+        if retiring:
+            await asyncio.wait(retiring.values(), timeout=max(0.0, timeout_s))
+        left = tuple(sorted(agent_id for agent_id, task in retiring.items() if not task.done()))
+        self._left += len(retiring) - len(left)
+        return DrainReport(len(retiring) - len(left), left)
 
     def close_admission(self) -> None:
         """Take no more agents."""
@@ -223,10 +231,11 @@ class AgentHost:
         if not service.is_active:
             self.left(service)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _look_now_and_then(self) -> None:
         while True:

@@ -45,7 +45,11 @@ class AgentHandle(WorkerInputRestricted):
         #: The agent's id.
         self.agent_id = agent_id
         self._client = AgentClient(
-            agent_id, runtime.directory, runtime.store, lambda: runtime.wiring_of(agent_id, wiring)
+            agent_id,
+            runtime.directory,
+            runtime.store,
+            lambda: runtime.wiring_of(agent_id, wiring),
+            is_closed=lambda: runtime.is_shut_down,
         )
         if live is not None:
             self._client.use(live)

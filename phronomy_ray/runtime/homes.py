@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from phronomy_ray.definition.placement import InProcess
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.errors import NotFoundError
 from phronomy_ray.hosting.agent_port import AgentDirectory
+from phronomy_ray.hosting.host import AgentHost
 from phronomy_ray.hosting.in_process import InProcessDirectory, LocalProcess
+from phronomy_ray.hosting.shutdown import Shutdown
 from phronomy_ray.hosting.wiring import StoreConfig
 from phronomy_ray.runtime.bridge import Bridge
 from phronomy_ray.runtime.config import RuntimeConfig
-from phronomy_ray.runtime.hosts import HostReport
+from phronomy_ray.runtime.hosts import HostReport, NodeReport
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -40,6 +42,14 @@ class Home(Protocol):
 
     async def metrics(self) -> dict[str, Any]:
         """What pools, hosts and live agents say of themselves."""
+        ...
+
+    def take_part(self, shutdown: Shutdown) -> None:
+        """Register what has to be shut down here."""
+        ...
+
+    async def drain_node(self, node: str, timeout_s: float) -> NodeReport:
+        """Have all agents leave a node. Raises `NotFoundError`."""
         ...
 
     async def drain_host(self, host: str, timeout_s: float) -> HostReport:
@@ -86,6 +96,14 @@ class LocalHome(WorkerInputRestricted):
         host = self._process.host
         return {"pools": {}, "agents": {}, "hosts": {host.name: host.status()}}
 
+    def take_part(self, shutdown: Shutdown) -> None:
+        """As `Home.take_part`."""
+        shutdown.register("agents", LocalAgents(self.directory, self._process.host))
+
+    async def drain_node(self, node: str, timeout_s: float) -> NodeReport:
+        """As `Home.drain_node`: there is none."""
+        raise _no_host(node)
+
     async def drain_host(self, host: str, timeout_s: float) -> HostReport:
         """As `Home.drain_host`: there is none."""
         raise _no_host(host)
@@ -109,6 +127,26 @@ class LocalHome(WorkerInputRestricted):
 
 def _no_host(host: str) -> NotFoundError:
     return NotFoundError(f"there is no {host!r}: agents of this runtime live in the driver's own process")
+
+
+class LocalAgents:
+    """The agents of this process, as a participant of a shutdown."""
+
+    def __init__(self, directory: InProcessDirectory, host: AgentHost) -> None:
+        self._directory = directory
+        self._host = host
+
+    async def begin_draining(self) -> None:
+        """As `Participant.begin_draining`."""
+        await self._directory.run(self._begin())
+
+    async def wait_until_idle(self, remaining_s: Callable[[], float]) -> Sequence[str]:
+        """As `Participant.wait_until_idle`."""
+        report = await self._directory.run(self._host.drain(remaining_s()))
+        return [f"agent {agent_id}" for agent_id in report.left]
+
+    async def _begin(self) -> None:
+        self._host.begin_draining()
 
 
 def _open_store(config: StoreConfig) -> Store:

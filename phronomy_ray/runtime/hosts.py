@@ -29,6 +29,19 @@ class HostReport:
         return cls(host, wire["unloaded"], tuple(wire["left"]))
 
 
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What became of the agents of a node."""
+
+    node: str
+    #: Dedicated agents and hosts that have left the node.
+    moved: tuple[str, ...] = ()
+    #: Agents that still worked when the time was over: they leave when they have done.
+    left: tuple[str, ...] = ()
+    #: Why Ray may still schedule something on the node; empty when it does not.
+    ray_refusal: str = ""
+
+
 def check_place(place: object) -> str | None:
     """A pin as given by a caller. Raises `InvalidInputError`."""
     if place is None:

@@ -14,8 +14,10 @@ from phronomy_ray.actors.ray_calls import call, find_actor, pickle_by_value
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.errors import ConfigurationError, safe_message
 from phronomy_ray.hosting.agent_port import CALL_TIMEOUT_S
+from phronomy_ray.hosting.shutdown import Shutdown
+from phronomy_ray.runtime.cluster_drain import ClusterAgents, drain_node
 from phronomy_ray.runtime.config import RuntimeConfig
-from phronomy_ray.runtime.hosts import HostReport
+from phronomy_ray.runtime.hosts import HostReport, NodeReport
 from phronomy_ray.runtime.metrics import collect_metrics
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -39,6 +41,16 @@ class RayHome(WorkerInputRestricted):
     async def metrics(self) -> dict[str, Any]:
         """As `Home.metrics`."""
         return await collect_metrics(self._config.namespace)
+
+    def take_part(self, shutdown: Shutdown) -> None:
+        """As `Home.take_part`."""
+        agents = ClusterAgents(self._config.namespace)
+        shutdown.register("agents", agents)
+        shutdown.add_hook(agents.end_services)
+
+    async def drain_node(self, node: str, timeout_s: float) -> NodeReport:
+        """As `Home.drain_node`."""
+        return await drain_node(self._config.namespace, node, timeout_s)
 
     async def drain_host(self, host: str, timeout_s: float) -> HostReport:
         """As `Home.drain_host`; a host that is not running is empty."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from phronomy_ray.clock import SystemClock, utc_now
+from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.agent import Agent
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
@@ -25,27 +25,28 @@ from phronomy_ray.errors import (
     ExecutionRehydrationRequiredError,
     NotFoundError,
 )
+from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.hosting.agent_port import live_status, status_of
 from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalRequest, RunResult
+from phronomy_ray.runtime.administration import Administration
 from phronomy_ray.runtime.agent_handle import AgentHandle
-from phronomy_ray.runtime.bridge import Bridge, blocking
+from phronomy_ray.runtime.bridge import blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.homes import open_home
-from phronomy_ray.runtime.hosts import HostReport, check_host, move
 from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
 from phronomy_ray.tools.pool_config import PoolConfig
-from phronomy_ray.worker_inputs import WorkerInputRestricted, check_worker_input
+from phronomy_ray.worker_inputs import check_worker_input
 
 
-class Runtime(WorkerInputRestricted):
+class Runtime(Administration):
     """Connects to Ray and to the store; a context manager. Leaving it closes this driver's side only.
 
     Args:
@@ -104,15 +105,15 @@ class Runtime(WorkerInputRestricted):
             before_llm_input=before_llm_input,
             max_result_chars=max_result_chars,
         )
-        self.store: Store = _open_store(self.config)
+        opened = _open_store(self.config)
         try:
-            self._home = open_home(self.config, self.store)
+            home = open_home(self.config, opened)
         except BaseException:
-            self.store.close()
+            opened.close()
             raise
+        super().__init__(opened, home)
         #: How agents are found and woken.
-        self.directory = self._home.directory
-        self._bridge = Bridge()
+        self.directory = home.directory
         #: Standing rules of the store.
         self.rules = StandingRules(lambda: self.store, lambda: self._bridge)
         #: Holds on what is stored.
@@ -164,6 +165,7 @@ class Runtime(WorkerInputRestricted):
             DefinitionUnavailableError: the class cannot be imported on the node.
         """
         check_id(agent_id, "agent_id")
+        self._check_open()
         definition = agent_class.definition()
         wiring = self._wiring(agent_class, options)
         request = NewAgentRequest(
@@ -201,6 +203,7 @@ class Runtime(WorkerInputRestricted):
                 store or has other options, or the options cannot travel to the actor.
         """
         check_id(agent_id, "agent_id")
+        self._check_open()
         definition = agent_class.definition()
         wiring = self._wiring(agent_class, options)
         found = await live_status(self.directory, agent_id)
@@ -276,6 +279,9 @@ class Runtime(WorkerInputRestricted):
         """A handle by id alone; its class is found in the store when the agent has to be woken."""
         return AgentHandle(self, check_id(agent_id, "agent_id"))
 
+    def _agent_client(self, agent_id: str) -> AgentClient:
+        return self.agent(agent_id)._client
+
     async def retry_unload_async(self, error: CleanupError) -> bool:
         """Free the process of a child agent whose call ended in `error`; nothing of its work is repeated.
 
@@ -300,41 +306,6 @@ class Runtime(WorkerInputRestricted):
         return await self.agent(agent_id).actor_async()
 
     actor_for = blocking(actor_for_async)
-
-    # --- where agents live -------------------------------------------------------------------------------------
-
-    async def move_async(self, agent_id: str, place: str | None) -> None:
-        """Have an agent live in a process of its own (``dedicated``), in one host (``host:<n>``), or with ``None`` wherever it
-        belongs. It leaves where it is and wakes there with its next use; the store remembers.
-
-        Raises:
-            NotFoundError: it is not stored.
-            AgentBusyError: it works, and stays where it is.
-            InvalidInputError: there is no such place.
-        """
-        await move(self.store, self.agent(agent_id)._client, place)
-
-    move = blocking(move_async)
-
-    async def drain_host_async(self, host: str, *, timeout: float = 60.0) -> HostReport:
-        """Empty a host: it takes no more agents, also after a restart, and its agents leave when their work is done.
-
-        Returns after `timeout` seconds at the latest and says what still works.
-
-        Raises:
-            NotFoundError: there is no such host.
-        """
-        await asyncio.to_thread(self.store.close_host, check_host(host), closed=True, now=utc_now())
-        return await self._home.drain_host(host, timeout)
-
-    drain_host = blocking(drain_host_async)
-
-    async def reopen_host_async(self, host: str) -> None:
-        """Have a host take agents again. Raises as `drain_host_async`."""
-        await asyncio.to_thread(self.store.close_host, check_host(host), closed=False, now=utc_now())
-        await self._home.reopen_host(host)
-
-    reopen_host = blocking(reopen_host_async)
 
     # --- executions and approvals by id ------------------------------------------------------------------------
 
@@ -397,14 +368,6 @@ class Runtime(WorkerInputRestricted):
         )
 
     tool_traces = blocking(tool_traces_async)
-
-    # --- numbers ------------------------------------------------------------------------------------------------
-
-    async def metrics_async(self) -> dict[str, Any]:
-        """What pools and live agents say of themselves, as plain JSON; see the guide to pools. Wakes nothing."""
-        return await self._home.metrics()
-
-    metrics = blocking(metrics_async)
 
     # --- wiring ------------------------------------------------------------------------------------------------
 

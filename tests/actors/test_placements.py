@@ -12,7 +12,7 @@ import ray
 from ray_testbed import effects
 from ray_testbed.agents import Puppet, turn
 from ray_testbed.effects import PATIENCE_S
-from ray_testbed.fixtures import Bench
+from ray_testbed.fixtures import Bench, in_background
 from ray_testbed.placement_suite import PlacementSuite
 from ray_testbed.session import Session
 
@@ -92,3 +92,30 @@ class TestPacked(OnRay):
         assert agents[2].status()["actor"] == host
         with pytest.raises(NotFoundError):
             runtime.drain_host("dedicated")
+
+
+def test_a_namespace_is_shut_down_and_goes_on_later(module_bench: Bench, new_id: Names) -> None:
+    namespace = new_id("space")
+    runtime = module_bench.runtime(placement=Packed(), namespace=namespace)
+    packed = runtime.create(Puppet, new_id("packed"))
+    alone = module_bench.runtime(namespace=namespace).create(Puppet, new_id("alone"))
+    gate = new_id("gate")
+    handles = [agent.start(turn([("hold", {"gate": gate})])) for agent in (packed, alone)]
+    for agent in (packed, alone):
+        effects.until_recorded(agent.agent_id, "hold")
+    result = in_background(lambda: runtime.shutdown(drain=PATIENCE_S))
+    effects.until(lambda: runtime.is_shut_down, "admission to be closed")
+    effects.open_gate(gate)
+    assert result.result(PATIENCE_S).is_clean
+    assert [handle.view().output for handle in handles] == ["done", "done"]
+
+    def still_there() -> list[str]:
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        return [entry["name"] for entry in actors if entry["namespace"] == namespace]
+
+    effects.until(lambda: not still_there(), "every actor of the namespace to end")
+    assert (
+        module_bench.runtime(namespace=namespace).load(Puppet, alone.agent_id).invoke("on").output
+        == "you said: on"
+    )
+    assert module_bench.runtime(namespace=namespace).shutdown(drain=PATIENCE_S).is_clean

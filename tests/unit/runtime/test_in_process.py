@@ -19,10 +19,11 @@ import ray_testbed.session
 from ray_testbed import checks, effects
 from ray_testbed.agents import Puppet, turn
 from ray_testbed.effects import PATIENCE_S
+from ray_testbed.fixtures import in_background
 from ray_testbed.placement_suite import PlacementSuite
 
 from phronomy_ray import AgentHandle, InProcess, Packed, Runtime
-from phronomy_ray.errors import NotFoundError, RuntimeShutdownError
+from phronomy_ray.errors import ExecutionRehydrationRequiredError, NotFoundError, RuntimeShutdownError
 from phronomy_ray.store.sql_store import open_store
 
 Names = Callable[[str], str]
@@ -136,6 +137,56 @@ def test_an_unused_agent_leaves_by_itself(home: InThisProcess, new_id: Names) ->
     agent = runtime.create(Puppet, new_id("unused"))
     effects.until(lambda: runtime.get(agent.agent_id) is None, "it to leave")
     assert agent.invoke("back").output == "you said: back"
+
+
+def test_a_shutdown_waits_for_what_works_and_for_nothing_else(home: InThisProcess, new_id: Names) -> None:
+    runtime = home.runtime
+    idle, human, worker = (runtime.create(Puppet, new_id(word)) for word in ("idle", "human", "worker"))
+    waiting = human.start(turn([("send", {"text": "x"})]))
+    waiting.wait("suspended", timeout=PATIENCE_S)
+    gate = new_id("gate")
+    handle = worker.start(turn([("linger", {"gate": gate})]))
+    effects.until_recorded(worker.agent_id, "linger")
+    queued = worker.start("later", on_busy="queue")
+    told: list[str] = []
+
+    async def hook() -> None:
+        told.append("clean")
+
+    runtime.on_shutdown(hook)
+    result = in_background(lambda: runtime.shutdown(drain=PATIENCE_S))
+    effects.until(lambda: runtime.is_shut_down and runtime.get(idle.agent_id) is None, "idle agents to leave")
+    assert not result.done(), "it waits for the one that works"
+    with pytest.raises(RuntimeShutdownError):
+        worker.start("more")
+    with pytest.raises(RuntimeShutdownError):
+        runtime.create(Puppet, new_id("late"))
+    effects.open_gate(gate)
+    assert result.result(PATIENCE_S).is_clean
+    assert told == ["clean"]
+    assert runtime.shutdown(drain=0) == result.result()
+    assert runtime.get(worker.agent_id) is None
+    assert handle.view().output == "done"
+    assert queued.status().value == "queued", "it is left to the next runtime"
+    with pytest.raises(ExecutionRehydrationRequiredError):
+        queued.result(timeout=PATIENCE_S)
+    (request,) = runtime.pending_approvals()
+    later = home.open()
+    later.approve(request.execution_id, request.approval_request_id)
+    assert later.execution(waiting.execution_id).result(timeout=PATIENCE_S).output == "done"
+    later.load(Puppet, worker.agent_id)
+    assert later.execution(queued.execution_id).result(timeout=PATIENCE_S).output == "you said: later"
+
+
+def test_a_shutdown_says_what_has_not_ended_in_time(home: InThisProcess, new_id: Names) -> None:
+    agent = home.runtime.create(Puppet, new_id("slow"))
+    gate = new_id("gate")
+    agent.start(turn([("linger", {"gate": gate})]))
+    effects.until_recorded(agent.agent_id, "linger")
+    result = home.runtime.shutdown(drain=0.05)
+    assert result.left == (f"agent {agent.agent_id}",)
+    assert not result.is_clean
+    effects.open_gate(gate)
 
 
 def test_a_class_that_wants_hosts_lives_in_process_all_the_same(home: InThisProcess, new_id: Names) -> None:
