@@ -13,7 +13,7 @@ import ray
 
 from phronomy_ray.actors.ray_calls import kill
 from phronomy_ray.actors.ray_metrics import AgentGauges
-from phronomy_ray.actors.ray_process import RayProcess
+from phronomy_ray.actors.ray_process import RayProcess, agent_stores
 from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.errors import ConfigurationError, NotFoundError, PhronomyError
 from phronomy_ray.hosting.agent_service import MAX_WAITERS, AgentService
@@ -43,6 +43,7 @@ class AgentActor(AgentService):
         process = RayProcess(
             agent_actor_name(agent_id),
             max_waiters=MAX_WAITERS,
+            stores=agent_stores(),
             on_left=lambda agent: self._exit_soon(UNLOAD_LINGER_S),
             on_lost=lambda agent: self._exit(),
             on_loop_work=self._watchdog.wake,

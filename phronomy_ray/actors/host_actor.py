@@ -12,7 +12,7 @@ import signal
 from typing import Any
 
 from phronomy_ray.actors.ray_metrics import HostGauges
-from phronomy_ray.actors.ray_process import RayProcess
+from phronomy_ray.actors.ray_process import RayProcess, host_stores
 from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.definition.placement import Packed
 from phronomy_ray.hosting.agent_service import AgentService
@@ -43,13 +43,14 @@ class HostActor:
         self._process = RayProcess(
             name,
             max_waiters=MAX_WAITERS,
+            stores=host_stores(),
             on_left=lambda agent: self._host.left(agent),
             on_lost=self._lost,
             on_loop_work=self._watchdog.wake,
         )
         self._host = AgentHost(name, self._process, max_live_agents=placement.max_live_agents)
         self._wirings: dict[bytes, AgentWiring] = {}
-        self._store = self._process.store(store)
+        self._store = self._process.store(store).store
         self._boot = asyncio.get_running_loop().create_task(self._start())
         self._watchdog.start()
 

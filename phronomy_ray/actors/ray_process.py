@@ -13,19 +13,36 @@ from phronomy_ray.actors.ray_calls import node_id
 from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.embedding import EmbeddingPort
+from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.hosting.agent_port import AgentDirectory
 from phronomy_ray.hosting.agent_service import AgentService, Waiters
+from phronomy_ray.hosting.stores import AGENT_THREADS, HOST_THREADS, ProcessStores
 from phronomy_ray.hosting.wiring import AgentWiring, StoreConfig
 from phronomy_ray.mcp import access
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.store.port import Store
-from phronomy_ray.store.sql_store import open_store
+from phronomy_ray.store.sql_store import StoreOptions, open_store
 from phronomy_ray.tool_environment import ToolEnvironment
 from phronomy_ray.tools.executor import ToolExecutor
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
     from phronomy_ray.actors.gateway_client import GatewayModel
+
+
+def agent_stores() -> ProcessStores:
+    """Stores of a process with one agent: one connection, since servers have few."""
+    return ProcessStores(_open_store, threads=AGENT_THREADS, connections=1)
+
+
+def host_stores() -> ProcessStores:
+    """Stores of a process with many agents."""
+    return ProcessStores(_open_store, threads=HOST_THREADS, connections=HOST_THREADS + 1)
+
+
+def _open_store(config: StoreConfig, connections: int) -> Store:
+    options = StoreOptions(pool_size=connections)
+    return open_store(config.url, content_key=config.content_key, options=options)
 
 
 class RayProcess(WorkerInputRestricted):
@@ -36,6 +53,7 @@ class RayProcess(WorkerInputRestricted):
         actor_name: str,
         *,
         max_waiters: int,
+        stores: ProcessStores,
         on_left: Callable[[AgentService], None],
         on_lost: Callable[[AgentService], None],
         on_loop_work: Callable[[], None],
@@ -44,6 +62,7 @@ class RayProcess(WorkerInputRestricted):
         Args:
             actor_name: name of the actor.
             max_waiters: calls that may wait in it at once.
+            stores: the stores of this process (`agent_stores`, `host_stores`).
             on_left: an agent was unloaded or deleted.
             on_lost: another owner has taken an agent.
             on_loop_work: tool bodies begin on the event loop.
@@ -58,15 +77,13 @@ class RayProcess(WorkerInputRestricted):
         self.left = on_left
         self.lost = on_lost
         self._on_loop_work = on_loop_work
-        self._stores: dict[StoreConfig, Store] = {}
+        self._stores = stores
         self._gateways: dict[tuple[str, int], GatewayModel] = {}
         self._pools: dict[str, PoolClients] = {}
 
-    def store(self, config: StoreConfig) -> Store:
+    def store(self, config: StoreConfig) -> SharedStore:
         """As `AgentProcess.store`."""
-        if config not in self._stores:
-            self._stores[config] = open_store(config.url, content_key=config.content_key)
-        return self._stores[config]
+        return self._stores.get(config)
 
     def model(self, wiring: AgentWiring) -> ModelPort:
         """As `AgentProcess.model`: the model gateways."""
@@ -98,7 +115,7 @@ class RayProcess(WorkerInputRestricted):
         """As `AgentProcess.directory`."""
         from phronomy_ray.actors.directory import RayDirectory
 
-        return RayDirectory(wiring.namespace, wiring.placement, self.store(wiring.store))
+        return RayDirectory(wiring.namespace, wiring.placement, self.store(wiring.store).store)
 
     def _gateway(self, wiring: AgentWiring) -> GatewayModel:
         key = (wiring.namespace, wiring.gateways)

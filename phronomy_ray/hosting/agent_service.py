@@ -20,6 +20,7 @@ from phronomy_ray.definition.busy import busy_rule
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
+from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import (
     AgentBusyError,
     BackpressureError,
@@ -34,7 +35,6 @@ from phronomy_ray.ids import new_execution_id
 from phronomy_ray.journal import JournalRecord
 from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
 from phronomy_ray.models.port import ModelPort
-from phronomy_ray.store.port import Store
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tool_environment import ChildAgents, ToolEnvironment
 from phronomy_ray.tools.executor import ToolExecutor
@@ -62,8 +62,8 @@ class AgentProcess(Protocol):
         """Who owns what lives here, as the store and people are told: ``actor``, node, pid, host."""
         ...
 
-    def store(self, config: StoreConfig) -> Store:
-        """The store of this process; the same one for the same configuration."""
+    def store(self, config: StoreConfig) -> SharedStore:
+        """The store that all agents of this process share; the same one for the same configuration."""
         ...
 
     def model(self, wiring: AgentWiring) -> ModelPort:
@@ -202,7 +202,7 @@ class AgentService:
             environment = environment_of(
                 self.agent_id,
                 wiring,
-                store,
+                store.store,
                 directory=process.directory(wiring),
                 embeddings=lambda: process.embeddings(wiring),
                 engine=self._engine,

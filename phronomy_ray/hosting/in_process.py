@@ -7,21 +7,22 @@ import copy
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.placement import InProcess
 from phronomy_ray.embedding import EmbeddingPort
+from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import AgentUnloadedError, PhronomyError
 from phronomy_ray.hosting.agent_port import AgentDirectory, LiveAgent, NoAnswer
 from phronomy_ray.hosting.agent_service import AgentService, Waiters
 from phronomy_ray.hosting.host import AgentHost, DrainReport
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog
+from phronomy_ray.hosting.stores import HOST_THREADS, OpenStore, ProcessStores
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
 from phronomy_ray.models.port import ModelPort
-from phronomy_ray.store.port import Store
 from phronomy_ray.tool_environment import ToolEnvironment
 from phronomy_ray.tools.executor import ToolExecutor
 from phronomy_ray.tools.local_executor import LocalToolExecutor
@@ -38,9 +39,8 @@ MAX_WAITERS = 4_000
 class LocalProcess(WorkerInputRestricted):
     """`AgentProcess` without a cluster: tools on threads, litellm in this process when a model is first called."""
 
-    def __init__(self, placement: InProcess, open_store: Callable[[StoreConfig], Store]) -> None:
-        self._open_store = open_store
-        self._stores: dict[StoreConfig, Store] = {}
+    def __init__(self, placement: InProcess, open_store: OpenStore) -> None:
+        self._stores = ProcessStores(open_store, threads=HOST_THREADS, connections=HOST_THREADS + 1)
         self._threads = ThreadPoolExecutor(placement.threads, thread_name_prefix="phronomy-tool")
         self._model: ModelPort | None = None
         self._embeddings: EmbeddingPort | None = None
@@ -68,14 +68,11 @@ class LocalProcess(WorkerInputRestricted):
         if self._watchdog is not None:
             self._watchdog.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for store in self._stores.values():
-            store.close()
+        self._stores.close()
 
-    def store(self, config: StoreConfig) -> Store:
+    def store(self, config: StoreConfig) -> SharedStore:
         """As `AgentProcess.store`."""
-        if config not in self._stores:
-            self._stores[config] = self._open_store(config)
-        return self._stores[config]
+        return self._stores.get(config)
 
     def model(self, wiring: AgentWiring) -> ModelPort:
         """As `AgentProcess.model`."""

@@ -149,7 +149,8 @@ class LocalAgents:
         self._host.begin_draining()
 
 
-def _open_store(config: StoreConfig) -> Store:
-    from phronomy_ray.store.sql_store import open_store
+def _open_store(config: StoreConfig, connections: int) -> Store:
+    from phronomy_ray.store.sql_store import StoreOptions, open_store
 
-    return open_store(config.url, content_key=config.content_key)
+    options = StoreOptions(pool_size=connections)
+    return open_store(config.url, content_key=config.content_key, options=options)
