@@ -34,6 +34,8 @@ class OpenWork:
     revision: int
     #: Cluster (and namespace) of the last owner, empty when it had none.
     cluster: str = ""
+    #: Process of the last owner, by the name of its actor; empty when it had none.
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,11 @@ class SqlSupervision(SqlDatabase):
                 key=row.key,
                 epoch=row.epoch,
                 revision=row.agent_revision,
-                cluster=str(loads(row.owner).get("cluster", "")),
+                cluster=str(owner.get("cluster", "")),
+                process=str(owner.get("actor", "")),
             )
             for row in found
+            for owner in (loads(row.owner),)
         ]
 
     def park_agent(self, agent_id: str, *, epoch: int, reason: ParkReason) -> bool:

@@ -43,9 +43,9 @@ class SupervisionConformance:
         store = store_factory()
         owned(store).start("ex1")
         before = _all(store, WorkKind.RUNNING)
-        assert store.claim("alice", owner={"cluster": "east/phronomy"}, now=START).root.epoch == 2
+        assert store.claim("alice", owner={"cluster": "east", "actor": "host:1"}, now=START).root.epoch == 2
         [after] = _all(store, WorkKind.RUNNING)
-        assert (after.cluster, after.epoch) == ("east/phronomy", before[0].epoch + 1)
+        assert (after.cluster, after.process, after.epoch) == ("east", "host:1", before[0].epoch + 1)
         owner = Owner(store, "alice")
         owner.claim()
         owner.append("x")

@@ -1,0 +1,1 @@
+"""Who looks after agents that nobody calls: what to wake, whom to give up, and when."""

@@ -1,0 +1,43 @@
+"""How a supervisor is set: plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from phronomy_ray.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionLimits:
+    """Limits of one supervisor.
+
+    Raises:
+        ConfigurationError: a value cannot be used.
+    """
+
+    #: How often the store is looked at, in seconds.
+    look_every_s: float = 2.0
+    #: Wakes under way at once: each may cost a process.
+    max_wakes: int = 16
+    #: Wakes begun per second, at most.
+    wakes_per_s: float = 50.0
+    #: First pause after a wake that failed or changed nothing, in seconds; it doubles up to `max_retry_s`.
+    first_retry_s: float = 1.0
+    max_retry_s: float = 300.0
+    #: How long a process may give no answer before it counts as hung, in seconds, and how often it is asked at least.
+    hung_after_s: float = 30.0
+    hung_after_questions: int = 3
+    #: Limit of one question, in seconds.
+    answer_timeout_s: float = 5.0
+    #: How long another cluster's supervisor may show no sign of life before its agents are taken over, in seconds.
+    foreign_after_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value: object = getattr(self, item.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < float(value) < float("inf"):  # type: ignore[arg-type]
+                raise ConfigurationError(f"{item.name} must be a positive number, not {value!r}")
+
+
+__all__ = ["SupervisionLimits"]
