@@ -60,7 +60,7 @@ class WakePlan:
     def questions(
         self, found: Iterable[OpenWork], beats: Iterable[SupervisorBeat], now_s: float
     ) -> frozenset[str]:
-        """Processes to ask: the owners of work that is ours and has not moved since the last round."""
+        """Processes to ask: the owners of work that is ours, unless it has moved since the last round."""
         works = list(found)
         self._clusters.hear(beats, {work.cluster for work in works if work.cluster}, now_s)
         return frozenset(
@@ -68,7 +68,7 @@ class WakePlan:
             for work in works
             if work.process
             and self._is_at_home(work)
-            and self._seen.get(work.agent_id, (0, 0)) == (work.epoch, work.revision)
+            and not self._has_moved(work)
             and work.agent_id not in self._in_flight
         )
 
@@ -78,6 +78,9 @@ class WakePlan:
         for work in sorted(found, key=lambda item: (item.since, item.agent_id)):
             works.setdefault(work.agent_id, work)
         hung = self._silences.hear(answers, now_s)
+        moving = {work.process for work in works.values() if self._has_moved(work)}
+        for process in moving:  # a commit is as good as an answer
+            self._silences.forget(process)
         self._silences.keep({work.process for work in works.values()})
         self._wanted = {}
         self._elsewhere = 0
@@ -94,7 +97,11 @@ class WakePlan:
             for name, tries in self._tries.items()
             if name in self._wanted or name in self._in_flight
         }
-        return hung
+        return [process for process in hung if process not in moving]
+
+    def _has_moved(self, work: OpenWork) -> bool:
+        """Whether somebody has committed since the last round."""
+        return self._seen.get(work.agent_id, (work.epoch, work.revision)) != (work.epoch, work.revision)
 
     def _is_at_home(self, work: OpenWork) -> bool:
         return work.cluster in ("", self._clusters.own)
@@ -104,9 +111,7 @@ class WakePlan:
             return True  # it was never owned, or its whole cluster is gone
         answer = answers.get(work.process)
         if answer is None:
-            return (
-                work.agent_id in self._wanted or work.agent_id in self._tries
-            )  # it moves, or was just woken
+            return False  # it moves, or is being woken
         if answer.presence is Presence.ANSWERS:
             return answer.serves.get(work.agent_id, -1) < work.epoch
         return answer.presence is Presence.ABSENT
