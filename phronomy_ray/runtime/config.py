@@ -22,6 +22,7 @@ NAMESPACE_ENV = "PHRONOMY_NAMESPACE"
 STORE_ENV = "PHRONOMY_STORE_URL"
 GATEWAYS_ENV = "PHRONOMY_MODEL_GATEWAYS"
 REGISTRY_ENV = "PHRONOMY_REGISTRY"
+PLACEMENT_ENV = "PHRONOMY_PLACEMENT"
 DEFAULT_STORE = "sqlite:///phronomy.db"
 
 
@@ -106,7 +107,7 @@ def resolve_config(
             content_key or environment.get(ENV_CONTENT_KEY),
         ),
         gateways=count,
-        placement=_placement(placement),
+        placement=_placement(placement, environment.get(PLACEMENT_ENV, "")),
         registry=_registry_path(registry or environment.get(REGISTRY_ENV) or ""),
         pools={check_pool_name(name): check_pool_config(pool) for name, pool in (pools or {}).items()},
         runtime_env=env,
@@ -115,14 +116,24 @@ def resolve_config(
     )
 
 
-def _placement(given: object) -> Placement:
-    if given is None:
+def _placement(given: object, text: str) -> Placement:
+    """The placement as an argument, or as the text of an environment variable: ``dedicated``, ``packed:<hosts>``, ``in-process``."""
+    if given is not None:
+        if not isinstance(given, Dedicated | Packed | InProcess):
+            raise ConfigurationError(
+                f"placement must be Dedicated(...), Packed(...) or InProcess(...), not {given!r}"
+            )
+        return given
+    kind, _, hosts = text.partition(":")
+    if kind == "packed" and (not hosts or hosts.isdecimal()):
+        return Packed(hosts=int(hosts or 1))
+    if text in ("", "dedicated"):
         return Dedicated()
-    if not isinstance(given, Dedicated | Packed | InProcess):
-        raise ConfigurationError(
-            f"placement must be Dedicated(...), Packed(...) or InProcess(...), not {given!r}"
-        )
-    return given
+    if text == "in-process":
+        return InProcess()
+    raise ConfigurationError(
+        f"{PLACEMENT_ENV} must be 'dedicated', 'packed:<hosts>' or 'in-process', not {text!r}"
+    )
 
 
 def _registry_path(path: object) -> str:

@@ -57,7 +57,7 @@ class Runtime(Administration):
             An empty database gets its schema.
         content_key: key for content encryption (``PHRONOMY_CONTENT_KEY``).
         model_gateways: number of model gateway actors (``PHRONOMY_MODEL_GATEWAYS``; default 2).
-        placement: where agents live.
+        placement: where agents live (``PHRONOMY_PLACEMENT``: ``dedicated``, ``packed:<hosts>`` or ``in-process``; default `Dedicated()`).
         registry: ``module:function`` that gives the tool registries of agents whose class names none
             (``PHRONOMY_REGISTRY``); every driver that wakes such agents needs the same.
         pools: bounds of the offload pools that tools name, by name; a pool that is not here has the default bounds.
