@@ -35,6 +35,7 @@ from phronomy_ray.errors import (
     ConfigurationError,
     HostClosedError,
     NotFoundError,
+    OwnershipLostError,
     PhronomyError,
     WaitTimeoutError,
 )
@@ -319,7 +320,7 @@ class _Candidates:
             self._closed.add(self.name)
             self._next()
             return len(self._closed) < len(self._names)
-        if isinstance(error, AgentUnloadedError):
+        if isinstance(error, AgentUnloadedError | OwnershipLostError):
             return True
         if is_gone(error) or is_unreachable(error):
             self._next()

@@ -15,7 +15,6 @@ from phronomy_ray.actors.ray_metrics import HostGauges
 from phronomy_ray.actors.ray_process import RayProcess, host_stores
 from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.definition.placement import Packed
-from phronomy_ray.hosting.agent_service import AgentService
 from phronomy_ray.hosting.host import AgentHost
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
@@ -45,7 +44,7 @@ class HostActor:
             max_waiters=MAX_WAITERS,
             stores=host_stores(),
             on_left=lambda agent: self._host.left(agent),
-            on_lost=self._lost,
+            on_lost=lambda agent: self._host.lost(agent),
             on_loop_work=self._watchdog.wake,
         )
         self._host = AgentHost(name, self._process, max_live_agents=placement.max_live_agents)
@@ -126,10 +125,6 @@ class HostActor:
             assert isinstance(loaded, AgentWiring)
             found = self._wirings[key] = loaded
         return found
-
-    def _lost(self, agent: AgentService) -> None:
-        _LOG.warning("agent %s was taken by another owner and leaves %s", agent.agent_id, self._name)
-        self._host.left(agent)
 
     def _blocked(self, offence: Offence) -> None:
         agent_id = self._host.agent_of_call(offence.tool_call_id)

@@ -18,7 +18,12 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from phronomy_ray.errors import AgentUnloadedError, AgentUnreachableError, PhronomyError
+from phronomy_ray.errors import (
+    AgentUnloadedError,
+    AgentUnreachableError,
+    OwnershipLostError,
+    PhronomyError,
+)
 from phronomy_ray.hosting.agent_port import NoAnswer
 
 T = TypeVar("T")
@@ -73,12 +78,12 @@ async def ask(handle: ActorHandle[Any], method: str, *args: Any, timeout_s: floa
     """`call`, with the loss of the actor as a value.
 
     Raises:
-        our own typed errors, except `AgentUnloadedError`; what else a remote method raised; `AgentUnreachableError` for a fault
+        our own typed errors, except `AgentUnloadedError` and `OwnershipLostError`; what else a remote method raised; `AgentUnreachableError` for a fault
         of Ray.
     """
     try:
         return await call(handle, method, *args, timeout_s=timeout_s)
-    except AgentUnloadedError:
+    except (AgentUnloadedError, OwnershipLostError):
         return NoAnswer.GONE
     except (RayError, TimeoutError) as error:
         if is_gone(error):

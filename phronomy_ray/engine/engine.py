@@ -19,6 +19,7 @@ from phronomy_ray.errors import (
     ApprovalExpiredError,
     InvalidInputError,
     NotFoundError,
+    OwnershipLostError,
     SerializationError,
     StateConflictError,
     StoreError,
@@ -307,6 +308,8 @@ class AgentEngine(EditableAgent):
             fresh = [event for event in events if not event.durable or event.seq > after]
             if fresh:
                 return fresh, self._cursor(position)
+            if isinstance(self._halted, OwnershipLostError):
+                raise self._halted  # the new owner has what comes next
             if self._halted is not None:
                 return [self._error_event(execution_id, after)], self._cursor(position)
             if self._sealed:

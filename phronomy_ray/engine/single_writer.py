@@ -239,6 +239,11 @@ class SingleWriter(WorkerInputRestricted):
                 )
             self._close_down()
 
+    def abandon(self) -> None:
+        """Release everything at once, also what runs: another owner has taken the agent."""
+        if not self._sealed:
+            self._close_down()
+
     def _close_down(self) -> None:
         """Serve nobody any more."""
         self._sealed = True

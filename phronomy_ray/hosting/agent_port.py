@@ -36,7 +36,8 @@ class LiveAgent(Protocol):
         """Call a method of its service; the loss of the process is a value.
 
         Raises:
-            our own typed errors, except `AgentUnloadedError`; what else the method raised.
+            our own typed errors, except `AgentUnloadedError` and `OwnershipLostError`, with which a process says that it is not
+                the one to ask any more; what else the method raised.
         """
         ...
 

@@ -186,6 +186,11 @@ class AgentService:
         self._process.left(self)
         return True
 
+    def abandon(self) -> None:
+        """Release what is left here of an agent that another owner has taken."""
+        if self._engine_made is not None:
+            self._engine_made.abandon()
+
     async def start_up(self) -> None:
         """Own the agent, recover it, and end children that an earlier owner has left behind. Raises as `activate`."""
         was_active = self.is_active

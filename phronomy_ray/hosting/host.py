@@ -118,6 +118,12 @@ class AgentHost:
         if self._agents.get(agent.agent_id) is agent:
             del self._agents[agent.agent_id]
 
+    def lost(self, agent: AgentService) -> None:
+        """Another owner has taken the agent: nothing of it runs here any more."""
+        _LOG.warning("agent %s was taken by another owner and leaves %s", agent.agent_id, self.name)
+        self.left(agent)
+        asyncio.get_running_loop().call_soon(agent.abandon)  # its engine is in the middle of stopping
+
     def agent_of_call(self, tool_call_id: str) -> str | None:
         """Which agent runs this tool call."""
         return next(

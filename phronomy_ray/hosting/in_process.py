@@ -15,7 +15,7 @@ from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.placement import InProcess
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.shared_store import SharedStore
-from phronomy_ray.errors import AgentUnloadedError, PhronomyError
+from phronomy_ray.errors import AgentUnloadedError, OwnershipLostError, PhronomyError
 from phronomy_ray.hosting.agent_port import AgentDirectory, LiveAgent, NoAnswer
 from phronomy_ray.hosting.agent_service import AgentService, Waiters
 from phronomy_ray.hosting.host import AgentHost, DrainReport
@@ -112,8 +112,7 @@ class LocalProcess(WorkerInputRestricted):
 
     def lost(self, agent: AgentService) -> None:
         """As `AgentProcess.lost`."""
-        _LOG.warning("agent %s was taken by another owner", agent.agent_id)
-        self.host.left(agent)
+        self.host.lost(agent)
 
 
 class InProcessDirectory(WorkerInputRestricted):
@@ -168,7 +167,7 @@ class LocalAgent(WorkerInputRestricted):
         """As `LiveAgent.ask`."""
         try:
             return await asyncio.wait_for(self._directory.call(self._agent_id, method, args), timeout_s)
-        except AgentUnloadedError:
+        except (AgentUnloadedError, OwnershipLostError):
             return NoAnswer.GONE
         except TimeoutError as error:
             if isinstance(error, PhronomyError):

@@ -180,13 +180,14 @@ class EventStream(WorkerInputRestricted):
                     await self._end_if_terminal()
                 return
         self._cursor = None
+        # in this order: what is terminal when it is looked at has its last event in the store
+        stored = await self._link.client.stored_result(self._execution.execution_id)
         rows = await asyncio.to_thread(
             self._link.store.events, self._execution.execution_id, after=self._after
         )
         self._ready = [Event.from_row(row) for row in rows]
         if self._ready:
             return
-        stored = await self._link.client.stored_result(self._execution.execution_id)
         if stored.status.is_terminal:
             self._ended = True
         elif stored.suspended:

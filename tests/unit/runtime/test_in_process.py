@@ -121,6 +121,24 @@ agent.invoke(turn([("hold_never", {{"gate": {gate!r}}}), ("note", {{"text": "n"}
     assert agent.transcript_messages()[1].content == "you said: first"
 
 
+def test_whoever_waits_at_an_owner_that_has_lost_the_agent_goes_on_waiting(
+    home: InThisProcess, new_id: Names
+) -> None:
+    agent = home.runtime.create(Puppet, new_id("taken"))
+    gate = new_id("gate")
+    handle = agent.start(turn([("linger", {"gate": gate})], answer="waited for"))
+    waiting = in_background(lambda: handle.result(PATIENCE_S))
+    events = in_background(lambda: [event.type.value for event in handle.events()])
+    effects.until_recorded(agent.agent_id, "linger")
+    other = home.open().load(Puppet, agent.agent_id)
+    effects.until_recorded(agent.agent_id, "linger", 2)
+    effects.open_gate(gate)
+    assert other.execution(handle.execution_id).result(timeout=PATIENCE_S).output == "waited for"
+    assert waiting.result(PATIENCE_S).output == "waited for"
+    assert events.result(PATIENCE_S)[-1] == "completed"
+    assert agent.invoke("mine again").output == "you said: mine again"
+
+
 def test_the_least_recently_used_leave_when_there_are_too_many(home: InThisProcess, new_id: Names) -> None:
     runtime = home.open(max_live_agents=3)
     agents = [runtime.create(Puppet, new_id("crowd")) for _ in range(6)]
