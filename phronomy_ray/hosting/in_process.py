@@ -7,16 +7,19 @@ import copy
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from tenacity import retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
+from tenacity.asyncio import AsyncRetrying
 
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.placement import InProcess
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import AgentUnloadedError, OwnershipLostError, PhronomyError
-from phronomy_ray.hosting.agent_port import AgentDirectory, LiveAgent, NoAnswer
+from phronomy_ray.hosting.agent_port import WAKE_TIMEOUT_S, AgentDirectory, LiveAgent, NoAnswer
 from phronomy_ray.hosting.agent_service import AgentService, Waiters
 from phronomy_ray.hosting.host import AgentHost, DrainReport
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog
@@ -129,12 +132,22 @@ class InProcessDirectory(WorkerInputRestricted):
 
     async def wake(self, agent_id: str, wiring: AgentWiring) -> LiveAgent:
         """As `AgentDirectory.wake`."""
-        await self.run(self._host.activate(agent_id, wiring))
-        return LocalAgent(self, agent_id)
+        return await self._served(agent_id, lambda: self._host.activate(agent_id, wiring))
 
     async def create(self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest) -> LiveAgent:
         """As `AgentDirectory.create`."""
-        await self.run(self._host.create(agent_id, wiring, request))
+        return await self._served(agent_id, lambda: self._host.create(agent_id, wiring, request))
+
+    async def _served(self, agent_id: str, serve: Callable[[], Coroutine[Any, Any, Any]]) -> LiveAgent:
+        """The agent once it lives here; another driver may take it, or it may leave, in the same moment."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type((OwnershipLostError, AgentUnloadedError)),
+            stop=stop_after_delay(WAKE_TIMEOUT_S),
+            wait=wait_exponential(multiplier=0.01, max=1.0) + wait_random(0, 0.05),
+            reraise=True,
+        ):
+            with attempt:
+                await self.run(serve())
         return LocalAgent(self, agent_id)
 
     async def drain(self, timeout_s: float) -> DrainReport:
