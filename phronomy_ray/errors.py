@@ -192,6 +192,12 @@ class TurnTimeoutError(CancellationError, TimeoutError):
     default_code = "turn_timeout"
 
 
+class DeadlineExceededError(CancellationError, TimeoutError):
+    """The caller's deadline has passed: the execution was cancelled, or not even started."""
+
+    default_code = "deadline_exceeded"
+
+
 class WaitTimeoutError(PhronomyError, TimeoutError):
     """The wait ended before the awaited thing did; what was waited for goes on."""
 
@@ -345,6 +351,21 @@ class CleanupError(ToolError):
     def causes(self) -> tuple[ErrorRecord, ...]:
         """What each attempt to unload it failed with."""
         return tuple(ErrorRecord.from_wire(wire) for wire in self.details.get("causes", ()))
+
+
+class ScopeCleanupError(PhronomyError):
+    """A scope has ended, and some of the agents that it had woken could not be unloaded.
+
+    Their work and what is stored of them is as it was; unloading them again is all that is left to do.
+    """
+
+    default_code = "scope_cleanup"
+
+    @property
+    def failures(self) -> dict[str, ErrorRecord]:
+        """What the unload of each agent failed with, by agent id."""
+        found = self.details.get("failures", {})
+        return {agent_id: ErrorRecord.from_wire(wire) for agent_id, wire in found.items()}
 
 
 class FilterBlockError(PhronomyError):

@@ -31,6 +31,8 @@ class EventType(StrEnum):
     RESOLUTION_REQUIRED = "resolution_required"
     RESOLVED = "resolved"
     RECOVERED = "recovered"
+    #: Its owner has let go of the agent while a human is waited for.
+    DETACHED = "detached"
     CAPABILITY_RESOLVED = "capability_resolved"
     CAPABILITY_SHADOWED = "capability_shadowed"
     CAPABILITY_SKIPPED = "capability_skipped"

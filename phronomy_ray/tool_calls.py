@@ -12,6 +12,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import CancellationError, ErrorRecord, InvalidInputError
 from phronomy_ray.journal import ToolCallStatus
 
@@ -59,7 +60,7 @@ class ToolContext:
     durable_context: dict[str, Any] | None = None
     #: Seconds that the body may take.
     timeout_s: float | None = None
-    #: When the present attempt is over its time (aware UTC, by the clock of the process that runs it).
+    #: When the present attempt, or its execution, is over its time (aware UTC, by the clock of the process that runs it).
     deadline: datetime | None = None
     #: Whether the execution has been cancelled; cheap, may be polled by a long-running body.
     is_cancelled: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
@@ -67,6 +68,13 @@ class ToolContext:
     #: `SerializationError`. A live event ``tool_progress``, never stored; from any thread. Not from tools in a task of their
     #: own (``cpu_bound``, or with ``ray_options``), whose reports are dropped.
     report_progress: Callable[[Any], None] = field(default=lambda value: None, compare=False, repr=False)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until `deadline`, 0 when it has passed; what a body may spend and give to whom it calls. ``None``: no limit."""
+        if self.deadline is None:
+            return None
+        return max(0.0, (self.deadline - utc_now()).total_seconds())
 
     def raise_if_cancelled(self) -> None:
         """Raise `CancellationError` when the execution has been cancelled; the call is recorded as cancelled then."""
@@ -106,6 +114,8 @@ class ToolInvocation(TravelsAsCall):
     epoch: int = 0
     #: Key in the tool registry, by which a worker gets the same tool (`tools.resolve`); empty for the class's own one.
     registry_key: str = ""
+    #: Seconds that the execution may still take by its caller's word, as it is dispatched; ``None`` for no limit.
+    budget_s: float | None = None
 
     @property
     def key(self) -> CallKey:

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
 from phronomy_ray.definition.busy import BusyRule
-from phronomy_ray.engine.editing import EditableAgent
+from phronomy_ray.engine.detaching import DetachableAgent, operation
 from phronomy_ray.engine.kept_results import revisions_of
 from phronomy_ray.engine.parts import EngineParts
 from phronomy_ray.engine.reading import load_result
+from phronomy_ray.engine.reserved import PLAIN_START, ReservedStart
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentUnloadedError,
@@ -38,9 +39,10 @@ from phronomy_ray.tool_results import encode_result
 __all__ = ["AgentEngine", "EngineParts"]
 
 
-class AgentEngine(EditableAgent):
+class AgentEngine(DetachableAgent):
     """One live agent."""
 
+    @operation
     async def start(
         self,
         execution_id: str,
@@ -49,6 +51,7 @@ class AgentEngine(EditableAgent):
         durable_context: Any = None,
         stream: bool = False,
         on_busy: BusyRule | None = None,
+        reserved: ReservedStart = PLAIN_START,
     ) -> RunResult:
         """Admit an execution, or let it wait, and return at once; the same id and input again gives the same execution.
 
@@ -58,11 +61,13 @@ class AgentEngine(EditableAgent):
             durable_context: JSON for tools.
             stream: whether observers get tokens.
             on_busy: what to do while another execution is non-terminal; the definition's rule by default.
+            reserved: what else must be so for it to be the same execution, and how long it may take.
 
         Raises:
             AgentBusyError: another execution is non-terminal, and the rule is to reject.
             BackpressureError: too many requests wait.
-            StateConflictError: the id is stored, or waits, with another input or for another agent.
+            StateConflictError: the id is stored, or waits, with another input, another correlation or for another agent, or comes
+                from another start.
             InvalidInputError: input or context is not what it must be; nothing was admitted.
         """
         check_id(execution_id, "execution_id")
@@ -79,22 +84,28 @@ class AgentEngine(EditableAgent):
         await self.activate()
         self._refuse_when_retiring()
         await self._budget.learn()
-        rule = on_busy or self.definition.on_busy
-        if rule is not BusyRule.REJECT and await self._began_before(execution_id, digest):
+        # a request that waits keeps none of this
+        rule = (on_busy or self.definition.on_busy) if reserved.may_wait else BusyRule.REJECT
+        if rule is not BusyRule.REJECT and await self._began_before(execution_id, digest, reserved):
             return await self.view(execution_id)  # it must not wait for itself
-        event = self._start_event(execution_id, value, digest, context, stream=stream, on_busy=rule)
+        event = self._start_event(
+            execution_id, value, digest, context, stream=stream, on_busy=rule, reserved=reserved
+        )
         try:
             await self._apply(event)
         except (AgentBusyError, StateConflictError):
-            if not await self._began_before(execution_id, digest):
+            if not await self._began_before(execution_id, digest, reserved):
                 raise
+        if self.runs(execution_id):
+            self._deadlines.arm(execution_id, reserved.budget_s)
         return await self.view(execution_id)
 
-    async def _began_before(self, execution_id: str, input_hash: str) -> bool:
+    async def _began_before(self, execution_id: str, input_hash: str, reserved: ReservedStart) -> bool:
         """Whether this very execution is stored. Raises `StateConflictError` when another one of its id is."""
         row = await self._store.run(self._store.store.find_execution, execution_id)
         if row is None:
             return False
+        reserved.check(execution_id, row.state)
         if row.agent_id != self.agent_id or row.input_hash != input_hash:
             raise StateConflictError(
                 f"execution {execution_id} exists with another input or durable context"
@@ -157,6 +168,7 @@ class AgentEngine(EditableAgent):
             raise NotFoundError(f"execution {execution_id} belongs to agent {result.agent_id!r}")
         return result
 
+    @operation
     async def decide(self, event: Decide) -> RunResult:
         """Answer an approval request; the result's `decision` is the one in force.
 
@@ -212,6 +224,7 @@ class AgentEngine(EditableAgent):
             found = next((item for item in stored if item.approval_request_id == wanted), None)
         return found if found is not None and found.agent_id == self.agent_id else None
 
+    @operation
     async def resolve(self, event: Resolve) -> RunResult:
         """Say what became of an unknown call; the same word about the same attempt again is harmless.
 
@@ -247,8 +260,10 @@ class AgentEngine(EditableAgent):
             "message"
         ) == event.error
 
+    @operation
     async def cancel(self, execution_id: str, reason: str) -> RunResult:
-        """Cancel: the intent is durable when this returns. A terminal execution stays as it is.
+        """Cancel: the intent is stored before anything is told to stop. The first reason counts; a terminal execution stays as it
+        is.
 
         Raises:
             NotFoundError: no such execution.
@@ -256,13 +271,17 @@ class AgentEngine(EditableAgent):
         """
         _check_text(reason, "reason")
         await self.activate()
+        if not self.runs(execution_id):
+            return await self.view(execution_id)
+        intent = await self._wish_end(execution_id, clean_text(reason or "cancelled"))
+        self._check_serving()
         running = self.state.execution
         if running is not None and running.row.execution_id == execution_id:
             self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
         elif self._waiting(execution_id) is None:
             return await self.view(execution_id)
         try:
-            await self._apply(Cancel(execution_id, clean_text(reason or "cancelled")))
+            await self._apply(Cancel(execution_id, intent.reason if intent is not None else reason))
         except StateConflictError:
             # it ended, or began and ended, while the cancellation waited for its turn
             if self._waiting(execution_id) is not None:
@@ -323,13 +342,6 @@ class AgentEngine(EditableAgent):
                 await asyncio.wait_for(changed.wait(), max(0.0, remaining))
             except TimeoutError:
                 return [], self._cursor(position)
-
-    def runs(self, execution_id: str) -> bool:
-        """Whether it is the non-terminal execution of this engine, or a request that waits, as committed."""
-        if self._waiting(execution_id) is not None:
-            return True
-        running = self._state.execution if self._state is not None else None
-        return running is not None and running.row.execution_id == execution_id
 
     def _error_event(self, execution_id: str, seq: int) -> Event:
         return Event(execution_id, seq, EventType.ERROR, self._error_payload(), False)

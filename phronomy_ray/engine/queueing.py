@@ -12,11 +12,12 @@ from phronomy_ray.canonical_json import clean_text
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.engine.parts import EngineParts
+from phronomy_ray.engine.reserved import PLAIN_START, ReservedStart
 from phronomy_ray.engine.single_writer import SingleWriter
 from phronomy_ray.errors import AgentBusyError, AgentUnloadedError, PhronomyError, StateConflictError
 from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.kernel.admission import message_of_input
-from phronomy_ray.kernel.inputs import DropRequest, Prepared, Start
+from phronomy_ray.kernel.inputs import Cancel, DropRequest, Prepared, Start
 
 _LOG = logging.getLogger("phronomy_ray.engine")
 
@@ -73,6 +74,10 @@ class QueueingAgent(SingleWriter):
         if self._halted is not None or self._sealed or self._retiring:
             return
         await self._budget.try_to_learn()
+        wish = await self._store.run(self._store.store.find_cancellation, request.execution_id)
+        if wish is not None:  # an owner that died has not got round to withdrawing it
+            await self._feed(Cancel(request.execution_id, wish.reason))
+            return
         begin = self._start_event(
             request.execution_id,
             request.input,
@@ -105,6 +110,7 @@ class QueueingAgent(SingleWriter):
         stream: bool,
         on_busy: BusyRule = BusyRule.REJECT,
         from_queue: bool = False,
+        reserved: ReservedStart = PLAIN_START,
     ) -> Start:
         """A start; what it says is prepared already unless user code has to look at it."""
         instructions = self.definition.instructions
@@ -122,4 +128,7 @@ class QueueingAgent(SingleWriter):
             on_busy=on_busy,
             queue_limit=self.definition.max_queued_requests,
             from_queue=from_queue,
+            start_id=reserved.start_id,
+            correlation=reserved.correlation,
+            budget_s=reserved.budget_s,
         )

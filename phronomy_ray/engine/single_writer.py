@@ -16,8 +16,10 @@ from time import monotonic
 from typing import Any
 
 from phronomy_ray.approvals import StandingRule
+from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.engine.activation import take_over
+from phronomy_ray.engine.deadlines import Deadlines
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
 from phronomy_ray.engine.input_budget import InputBudget
@@ -34,6 +36,7 @@ from phronomy_ray.errors import (
     AgentUnloadedError,
     ConfigurationError,
     ErrorRecord,
+    NotFoundError,
     OwnershipLostError,
     PhronomyError,
     StateConflictError,
@@ -43,7 +46,7 @@ from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus
 from phronomy_ray.kernel.effects import Effect, Publish, Settled, Step
-from phronomy_ray.kernel.ending import TURN_TIMEOUT
+from phronomy_ray.kernel.ending import DEADLINE, TURN_TIMEOUT
 from phronomy_ray.kernel.inputs import (
     Cancel,
     Env,
@@ -102,12 +105,15 @@ class SingleWriter(WorkerInputRestricted):
                 spawn=self._tasks.spawn_guarded,
                 execution=lambda: self._state.execution if self._state is not None else None,
                 rules=self._rules,
+                remaining_s=lambda id_: self._deadlines.remaining_s(id_),
             ),
             tool_settings=parts.tool_settings,
         )
         self._turn_clock = TurnClock(
-            definition.turn_timeout_s, lambda id_: self._tasks.spawn_guarded(self._end_turn(id_))
+            definition.turn_timeout_s,
+            lambda id_: self._tasks.spawn_guarded(self._end_in_time(id_, TURN_TIMEOUT)),
         )
+        self._deadlines = Deadlines(lambda id_: self._tasks.spawn_guarded(self._end_in_time(id_, DEADLINE)))
         self._alarm = ExpiryAlarm(parts.clock, lambda: self._tasks.spawn_guarded(self._expire()))
         self._results = KeptResults()
         self._budget = InputBudget(agent_id, definition, parts.model)
@@ -138,12 +144,14 @@ class SingleWriter(WorkerInputRestricted):
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether something of a waiting agent happens by itself here: an expiry, or the beginning of the next request."""
+        """Whether something of a waiting agent happens by itself here: an expiry, a deadline, or the beginning of the next
+        request.
+        """
         state = self.state
         execution = state.execution
         if execution is None:
             return bool(state.queue)
-        return _may_expire(execution)
+        return _may_expire(execution) or self._deadlines.remaining_s(execution.row.execution_id) is not None
 
     async def activate(self) -> None:
         """Take ownership under a new epoch, read the state, recover; once, however many callers ask.
@@ -208,8 +216,31 @@ class SingleWriter(WorkerInputRestricted):
         if execution is not None and (self.state is before or any(call.is_live for call in execution.batch)):
             if execution.row.status is not ExecutionStatus.SUSPENDED or _may_expire(execution):
                 await self._budget.try_to_learn()
-            await self._step(Recover(await self._work.attach(execution, self.state.root.epoch)))
+            attached = await self._work.attach(execution, self.state.root.epoch)
+            await self._step(Recover(attached, await self._wished_end(execution)))
+        elif execution is not None and (reason := await self._wished_end(execution)) is not None:
+            await self._step(Cancel(execution.row.execution_id, reason))
+        execution = self.state.execution
+        if execution is not None:
+            self._deadlines.arm(execution.row.execution_id, execution.progress.budget_s)
         self._next_soon()
+
+    async def _wished_end(self, execution: Execution) -> str | None:
+        """Why the execution is to end, by somebody's wish that no owner has taken up."""
+        if execution.row.cancel_requested_at is not None:
+            return None
+        wish = await self._store.run(self._store.store.find_cancellation, execution.row.execution_id)
+        return wish.reason if wish is not None else None
+
+    async def _wish_end(self, execution_id: str, reason: str) -> CancellationIntent | None:
+        """Store the wish that it ends, before anything of it is told to stop; the one in force, ``None`` when it has ended or its
+        id is another execution's.
+        """
+        wish = CancellationIntent(execution_id, self.agent_id, reason, self._parts.clock.now())
+        try:
+            return await self._store.run(self._store.store.request_cancellation, wish)
+        except NotFoundError:
+            return None
 
     async def seal(self, *, leave_queue: bool = False) -> None:
         """Stop for good so that the process can go; everything stays stored.
@@ -248,6 +279,7 @@ class SingleWriter(WorkerInputRestricted):
         """Serve nobody any more."""
         self._sealed = True
         self._alarm.cancel()
+        self._deadlines.clear()
         self._work.close()
         self.hub.wake()
         self._store.close()
@@ -279,8 +311,9 @@ class SingleWriter(WorkerInputRestricted):
                 if ended is None or quiet or not self._work.has_stragglers(ended.execution_id):
                     await self._carry_out(before, decided)
                     return
-                # a cancellation has waited already
-                waited = ended.status is ExecutionStatus.CANCELLED
+                # a cancellation that has stopped work has waited for it already
+                asked = before.execution is not None and before.execution.row.cancel_requested_at is not None
+                waited = ended.status is ExecutionStatus.CANCELLED and asked
             limit_s = 0.0 if waited else self.definition.quiescence_timeout_s
             abandoned = await self._work.quiesce(ended.execution_id, limit_s)
             quiet = True
@@ -348,16 +381,28 @@ class SingleWriter(WorkerInputRestricted):
             await self._budget.try_to_learn()
             await self._feed(Expire())
 
-    async def _end_turn(self, execution_id: str) -> None:
-        """The turn's time is over."""
-        running = self._state.execution if self._state is not None else None
-        if self._halted is not None or running is None or running.row.execution_id != execution_id:
+    async def _end_in_time(self, execution_id: str, reason: str) -> None:
+        """The turn's time, or its caller's, is over."""
+        if self._halted is not None or self._sealed or not self.runs(execution_id):
+            self._deadlines.forget(execution_id)
             return
-        self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
+        wish = await self._wish_end(execution_id, reason)
+        running = self._state.execution if self._state is not None else None
+        if running is not None and running.row.execution_id == execution_id:
+            self._work.stopping = execution_id  # seen by a dispatch that has not happened yet
         try:
-            await self._apply(Cancel(execution_id, TURN_TIMEOUT))
-        except StateConflictError:
-            pass  # it ended meanwhile
+            await self._apply(Cancel(execution_id, wish.reason if wish is not None else reason))
+        except (StateConflictError, AgentUnloadedError):
+            pass  # it ended meanwhile, or ends with its next owner
+
+    def runs(self, execution_id: str) -> bool:
+        """Whether it is the non-terminal execution of this engine, or a request that waits, as committed."""
+        if self._state is None:
+            return False
+        running = self._state.execution
+        if running is not None and running.row.execution_id == execution_id:
+            return True
+        return any(item.execution_id == execution_id for item in self._state.queue)
 
     async def _rules(self) -> tuple[StandingRule, ...]:
         found = await self._store.run(
@@ -402,6 +447,7 @@ class SingleWriter(WorkerInputRestricted):
                     self.hub.publish(Event.from_row(row))
             case Settled():
                 self._work.stopping = None
+                self._deadlines.forget(effect.row.execution_id)
             case _:
                 await self._work.perform(effect)
 

@@ -87,6 +87,8 @@ class WorkHooks:
     execution: Callable[[], Execution | None]
     #: Standing rules in force for the agent now, from the store.
     rules: Callable[[], Awaitable[tuple[StandingRule, ...]]]
+    #: Seconds that an execution may still take by its caller's word; ``None`` for no limit.
+    remaining_s: Callable[[str], float | None]
 
 
 class EngineWork(WorkerInputRestricted):
@@ -257,6 +259,9 @@ class EngineWork(WorkerInputRestricted):
         invocations = effect.invocations
         if self._tool_settings is not None:
             invocations = tuple(replace(item, settings=self._tool_settings) for item in invocations)
+        budget_s = self._hooks.remaining_s(invocations[0].execution_id)
+        if budget_s is not None:
+            invocations = tuple(replace(item, budget_s=budget_s) for item in invocations)
         self._begun.update(invocation.key for invocation in invocations)
         self._tools.dispatch(invocations, self._tools_of(self._hooks.execution()), self._on_tool)
         await self._hooks.faults.reach("after_dispatch")

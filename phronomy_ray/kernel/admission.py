@@ -67,7 +67,14 @@ def start(state: AgentState, event: Start, env: Env) -> Step:
         created_at=env.now,
         updated_at=env.now,
     )
-    draft = new_draft(state, env, row, Progress(stream=event.stream, options=event.options))
+    progress = Progress(
+        stream=event.stream,
+        options=event.options,
+        start_id=event.start_id,
+        correlation=event.correlation,
+        budget_s=event.budget_s,
+    )
+    draft = new_draft(state, env, row, progress)
     if event.from_queue:
         draft.end_request(event.execution_id)
     draft.record(RecordKind.INPUT_RECEIVED, Channel.EXTERNAL, event.input, role="user")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phronomy_ray.errors import CancellationError, ErrorRecord, TurnTimeoutError
+from phronomy_ray.errors import CancellationError, DeadlineExceededError, ErrorRecord, TurnTimeoutError
 from phronomy_ray.events import EventType
 from phronomy_ray.journal import Channel, ExecutionStatus, ModelCallStatus, Phase, RecordKind
 from phronomy_ray.kernel import tools_step
@@ -13,6 +13,13 @@ from phronomy_ray.kernel.effects import Step
 
 #: Reason of a cancellation by the turn's own time limit.
 TURN_TIMEOUT = TurnTimeoutError.default_code
+#: Reason of a cancellation by its caller's time limit.
+DEADLINE = DeadlineExceededError.default_code
+#: What ends are raised as that came with time and not by anybody's word.
+_TIMEOUTS: dict[str, type[CancellationError]] = {
+    TURN_TIMEOUT: TurnTimeoutError,
+    DEADLINE: DeadlineExceededError,
+}
 
 
 def completed(draft: Draft, output: str, name: str) -> Step:
@@ -69,13 +76,7 @@ def cancelled(draft: Draft, name: str) -> Step:
     tools_step.close_open_calls(draft)
     draft.record(RecordKind.EXECUTION_CANCELLED, Channel.AUDIT, {"reason": reason})
     draft.event(EventType.CANCELLED, {"reason": reason})
-    kind = TurnTimeoutError if reason == TURN_TIMEOUT else CancellationError
-    error = ErrorRecord.from_exception(
-        kind(
-            f"execution {row.execution_id} was cancelled" + ("" if reason == "cancelled" else f": {reason}"),
-            details={"reason": reason},
-        )
-    )
+    error = cancellation_error(f"execution {row.execution_id} was cancelled", reason)
     return _end(
         draft,
         ExecutionStatus.CANCELLED,
@@ -84,6 +85,13 @@ def cancelled(draft: Draft, name: str) -> Step:
         terminal_reason=reason,
         cancel_requested_at=row.cancel_requested_at or draft.env.now,
     )
+
+
+def cancellation_error(what: str, reason: str) -> ErrorRecord:
+    """The error of a cancelled execution: a time that was over is told apart from somebody's word."""
+    kind = _TIMEOUTS.get(reason, CancellationError)
+    text = what + ("" if reason == "cancelled" else f": {reason}")
+    return ErrorRecord.from_exception(kind(text, details={"reason": reason}))
 
 
 def rejected(draft: Draft, reason: str | None, name: str) -> Step:

@@ -77,6 +77,10 @@ class Start:
     queue_limit: int = 0
     #: Whether it is a queued request whose turn it is.
     from_queue: bool = False
+    #: As in `Progress`.
+    start_id: str = ""
+    correlation: dict[str, Any] | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,24 @@ class Cancel:
     reason: str = "cancelled"
 
 
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """The owner is to let go of the agent, which waits for this answer."""
+
+    execution_id: str
+    approval_request_id: str
+    #: The same for every repetition.
+    detach_id: str
+    #: Whether bodies run that have their outcomes already.
+    runs: bool = False
+    #: Whether another call is changing the agent.
+    is_disputed: bool = False
+    #: Whether its cancellation is under way.
+    is_stopping: bool = False
+    #: Who holds the agent or the execution.
+    retained_by: tuple[str, ...] = ()
+
+
 class EditKind(StrEnum):
     """What an idle agent's conversation can undergo."""
 
@@ -262,6 +284,8 @@ class Recover:
 
     #: What the executor knows of the calls that the former owner dispatched.
     attachment: Attachment = field(default_factory=Attachment)
+    #: Why the execution is wished to end, if nobody has taken that up yet.
+    cancel_reason: str | None = None
 
 
 Input: TypeAlias = (
@@ -283,6 +307,7 @@ Input: TypeAlias = (
     | Decide
     | Resolve
     | Cancel
+    | Detach
     | Expire
     | Recover
 )

@@ -14,6 +14,7 @@ from phronomy_ray.kernel.after_batch import after_batch, carry_on
 from phronomy_ray.kernel.answers import model_answered, model_failed, model_stopped
 from phronomy_ray.kernel.approvals import settle_batch
 from phronomy_ray.kernel.authorization import apply_verdicts, is_awaited
+from phronomy_ray.kernel.detaching import detach
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.edits import edit
 from phronomy_ray.kernel.effects import Step, without_change
@@ -22,6 +23,7 @@ from phronomy_ray.kernel.inputs import (
     Authorized,
     Cancel,
     Decide,
+    Detach,
     DropRequest,
     Edit,
     Env,
@@ -53,7 +55,7 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
     """Decide what `event` does to `state`.
 
     Raises:
-        AgentBusyError: `Start` or `Edit` while an execution is non-terminal.
+        AgentBusyError: `Start` or `Edit` while an execution is non-terminal, or `Detach` (with a reason).
         BackpressureError: `Start` while too many requests wait.
         AgentParkedError: `Start` of an agent that was parked.
         AgentClosedError: `Start` or `Edit` of an agent that was closed.
@@ -97,6 +99,8 @@ def step(state: AgentState, event: Input, env: Env) -> Step:
             if any(item.execution_id == event.execution_id for item in state.queue):
                 return queue.withdraw(state, event, env)
             return humans.cancel(state, event, env)
+        case Detach():
+            return detach(state, event, env)
         case DropRequest():
             return queue.drop(state, event.execution_id, env)
         case Expire():

@@ -8,6 +8,7 @@ from typing import Any
 
 from phronomy_ray.assembly.binding import Binding
 from phronomy_ray.canonical_json import check_format
+from phronomy_ray.detachment import Detachment
 from phronomy_ray.messages import Usage
 
 STATE_FORMAT = 2
@@ -40,6 +41,13 @@ class Progress:
     output_call: str = ""
     #: Names of the filters, hooks and policy of its agent's instance when it was admitted (`InstanceOptions.names`).
     options: Mapping[str, list[str]] = field(default_factory=dict)
+    #: The one start that it came from, where its caller must know that no other one did.
+    start_id: str = ""
+    #: What it is a part of (`ReservedExecution.correlation`).
+    correlation: dict[str, Any] | None = None
+    #: Seconds that its caller has given it; ``None`` for no limit.
+    budget_s: float | None = None
+    detached: Detachment | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """JSON form with its format number: the lowest that can hold it, so that an older release reads what it can."""
@@ -65,6 +73,15 @@ class Progress:
             wire["output"] = [self.output_hash, self.output_call]
         if self.options:
             wire["options"] = dict(self.options)
+        if self.start_id:
+            wire["start"] = self.start_id
+        if self.correlation is not None:
+            wire["correlation"] = self.correlation
+        if self.budget_s is not None:
+            wire["budget_s"] = self.budget_s
+        if self.detached is not None:
+            last = self.detached
+            wire["detached"] = [last.detach_id, last.approval_request_id, last.revision]
         return wire
 
     @classmethod
@@ -87,6 +104,10 @@ class Progress:
             output_hash=str(output_hash),
             output_call=str(output_call),
             options=dict(wire.get("options", {})),
+            start_id=str(wire.get("start", "")),
+            correlation=wire.get("correlation"),
+            budget_s=wire.get("budget_s"),
+            detached=Detachment(*wire["detached"]) if "detached" in wire else None,
         )
 
 

@@ -12,8 +12,6 @@ from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.errors import (
     AgentBusyError,
     BackpressureError,
-    CancellationError,
-    ErrorRecord,
     StateConflictError,
 )
 from phronomy_ray.events import EventType
@@ -29,6 +27,7 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import Step, without_change
+from phronomy_ray.kernel.ending import cancellation_error
 from phronomy_ray.kernel.humans import request_cancel
 from phronomy_ray.kernel.inputs import Cancel, Env, Start
 from phronomy_ray.kernel.progress import Progress
@@ -102,12 +101,8 @@ def withdraw(state: AgentState, event: Cancel, env: Env) -> Step:
     """End a request that waits, as a cancelled execution that never began."""
     root = state.root
     request = next(item for item in state.queue if item.execution_id == event.execution_id)
-    error = ErrorRecord.from_exception(
-        CancellationError(
-            f"execution {request.execution_id} was cancelled before it began"
-            + ("" if event.reason == "cancelled" else f": {event.reason}"),
-            details={"reason": event.reason},
-        )
+    error = cancellation_error(
+        f"execution {request.execution_id} was cancelled before it began", event.reason
     )
     row = ExecutionRow(
         execution_id=request.execution_id,

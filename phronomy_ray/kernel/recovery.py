@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from phronomy_ray.definition.tool import Replay
@@ -33,7 +34,13 @@ def recover(state: AgentState, event: Recover, env: Env) -> Step:
     execution = state.execution
     if execution is None:
         return without_change(state)
+    wished = event.cancel_reason is not None and execution.row.cancel_requested_at is None
+    if wished:
+        row = replace(execution.row, cancel_requested_at=env.now, terminal_reason=event.cancel_reason)
+        execution = replace(execution, row=row)
     if execution.row.status is ExecutionStatus.SUSPENDED:
+        if wished:
+            return cancelled(Draft(state, env, execution), "cancel")
         return carry_on(humans.expire(state, env), "expiry")
     begun = _go_on(state, execution, event, env)
     return begun if _settles_something(execution, begun) else without_progress(state, begun)

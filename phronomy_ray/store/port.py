@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from phronomy_ray.approvals import StandingRule
+from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import PhronomyError
 from phronomy_ray.journal import (
@@ -140,6 +141,23 @@ class Store(SupervisionStore, Protocol):
         self, *, agent_id: str | None = None, owner_key: str | None = None, limit: int = 1000
     ) -> list[Retention]:
         """Holds, oldest first: of an agent and its executions, of an owner, or all."""
+        ...
+
+    # --- cancellations -----------------------------------------------------------------------------------------
+
+    def request_cancellation(self, intent: CancellationIntent) -> CancellationIntent | None:
+        """Keep the wish that an execution, or a request that waits, ends; anybody may have it, and an owner is not needed.
+
+        The first one counts and is what every later one returns. ``None`` for an execution that ended without one.
+        `CommitOutcomeUnknownError`: asking again tells.
+
+        Raises:
+            NotFoundError: neither an execution nor a request of this id and agent is stored.
+        """
+        ...
+
+    def find_cancellation(self, execution_id: str) -> CancellationIntent | None:
+        """The wish in force, also after the end."""
         ...
 
     # --- journal and content -----------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.group_writer import execute_in_groups
+from phronomy_ray.store.sql_cancellations import SqlCancellations
 from phronomy_ray.store.sql_placements import SqlPlacements
 from phronomy_ray.store.sql_purge import SqlPurge
 from phronomy_ray.store.sql_retentions import SqlRetentions
@@ -52,7 +53,9 @@ T = TypeVar("T")
 _IDS_PER_QUERY = 5_000
 
 
-class SqlStore(SqlRules, SqlPurge, SqlRetentions, SqlSupervision, SqlPlacements, WorkerInputRestricted):
+class SqlStore(
+    SqlRules, SqlPurge, SqlRetentions, SqlCancellations, SqlSupervision, SqlPlacements, WorkerInputRestricted
+):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 
     Nothing is connected before the first call. A store can be pickled, forked and shared by threads: only its URL and

@@ -37,6 +37,7 @@ from phronomy_ray.store.tables import (
     IS_PENDING,
     agents,
     approvals,
+    cancellations,
     contents,
     events,
     executions,
@@ -301,6 +302,12 @@ _THE_RETENTION = (
 )
 RETENTION = select(retentions).where(*_THE_RETENTION)
 DELETE_RETENTION = delete(retentions).where(*_THE_RETENTION)
+
+# --- cancellations ---------------------------------------------------------------------------------------------
+
+#: The first wish counts.
+INSERT_CANCELLATION = _PerEngine(cancellations)
+CANCELLATION = select(cancellations).where(_is(cancellations.c.execution_id, "the", "execution_id"))
 
 # --- standing rules --------------------------------------------------------------------------------------------
 

@@ -305,6 +305,17 @@ Index(
     postgresql_where=IS_PENDING,
 )
 
+#: Wishes that executions end; a row is never changed.
+cancellations = Table(
+    "cancellations",
+    metadata,
+    Column("execution_id", _key(), primary_key=True),
+    _agent_reference(),
+    Column("reason", Text, nullable=False),
+    Column("requested_at", Text, nullable=False),
+)
+Index("ix_cancellations_agent_id", cancellations.c.agent_id)
+
 #: Holds on what is stored of an agent. The reference has no rule for deletion on purpose: what somebody holds cannot go, whichever
 #: code deletes.
 retentions = Table(
@@ -413,6 +424,7 @@ __all__ = [
     "VERSION_TABLE",
     "agents",
     "approvals",
+    "cancellations",
     "contents",
     "events",
     "executions",

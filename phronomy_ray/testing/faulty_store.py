@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from phronomy_ray.approvals import StandingRule
+from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import CommitOutcomeUnknownError, PhronomyError, StoreUnavailableError
 from phronomy_ray.journal import (
@@ -205,6 +206,14 @@ class FaultyStore(WorkerInputRestricted):
     def is_host_closed(self, host: str) -> bool:
         """As `Store.is_host_closed`."""
         return self._run("is_host_closed", lambda: self.inner.is_host_closed(host))
+
+    def request_cancellation(self, intent: CancellationIntent) -> CancellationIntent | None:
+        """As `Store.request_cancellation`."""
+        return self._run("request_cancellation", lambda: self.inner.request_cancellation(intent))
+
+    def find_cancellation(self, execution_id: str) -> CancellationIntent | None:
+        """As `Store.find_cancellation`."""
+        return self._run("find_cancellation", lambda: self.inner.find_cancellation(execution_id))
 
     def settle(self, agent_id: str, *, epoch: int, commit_id: str) -> bool:
         """As `Store.settle`."""

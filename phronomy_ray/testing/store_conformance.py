@@ -17,6 +17,7 @@ import pytest
 
 from phronomy_ray.errors import AgentAlreadyExistsError, ConflictError, NotFoundError, OwnershipLostError
 from phronomy_ray.testing import store_samples as samples
+from phronomy_ray.testing.store_cancellation_conformance import CancellationConformance
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
 from phronomy_ray.testing.store_groups_conformance import GroupConformance
 from phronomy_ray.testing.store_placement_conformance import PlacementConformance
@@ -231,6 +232,7 @@ ALL = (
     PlacementConformance,
     PurgeConformance,
     RetentionConformance,
+    CancellationConformance,
     QueueConformance,
     SupervisionConformance,
     ContentConformance,

@@ -155,8 +155,11 @@ def _bind(
     on_progress: Callable[[Any], None],
 ) -> Callable[[], Any]:
     """What begins an attempt of the body; each has arguments and a context of its own."""
+    begun, budget_s = utc_now(), invocation.budget_s
+    end = begun + timedelta(seconds=min(budget_s, MAX_DEADLINE_S)) if budget_s is not None else None
 
     def prepared() -> Callable[[], Any]:
+        deadline = utc_now() + timedelta(seconds=min(bound.spec.timeout_s, MAX_DEADLINE_S))
         context = ToolContext(
             agent_id=invocation.agent_id,
             execution_id=invocation.execution_id,
@@ -167,7 +170,7 @@ def _bind(
                 invocation.durable_context
             ),  # one body must not change what others get
             timeout_s=bound.spec.timeout_s,
-            deadline=utc_now() + timedelta(seconds=min(bound.spec.timeout_s, MAX_DEADLINE_S)),
+            deadline=deadline if end is None else min(deadline, end),
             is_cancelled=is_cancelled,
             report_progress=lambda value: on_progress(_checked_progress(value)),
         )

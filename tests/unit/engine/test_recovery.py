@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import (
     ConfigurationError,
@@ -180,9 +181,9 @@ async def test_a_model_call_that_was_dropped_by_a_stop_is_no_cancellation(lab: A
     engine = lab.engine(definition, store=store)
     await engine.start("ex1", "go")
     await lab.until_prompted()
-    store.fail_before("cancel_intent", error=PhronomyError("out of order"))
+    store.fail_before("queue", error=PhronomyError("out of order"))
     with pytest.raises(PhronomyError, match="out of order"):
-        await engine.cancel("ex1", "not heard")
+        await engine.start("ex2", "not heard", on_busy=BusyRule.QUEUE)
     await engine.activate()
     result = await lab.end(engine)
     assert (result.status, result.output) == (ExecutionStatus.COMPLETED, "x")
