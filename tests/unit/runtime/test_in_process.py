@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "actors" / "importa
 
 import ray_testbed.session
 from ray_testbed import checks, effects
-from ray_testbed.agents import Puppet, turn
+from ray_testbed.agents import Puppet, Swimmer, turn
 from ray_testbed.effects import PATIENCE_S
 from ray_testbed.fixtures import in_background
 from ray_testbed.placement_suite import PlacementSuite
@@ -79,6 +79,15 @@ class TestInProcess(PlacementSuite):
         return answer
 
 
+def test_work_for_the_cpu_and_programs_run_in_process_too(home: InThisProcess, new_id: Names) -> None:
+    agent = home.runtime.create(Swimmer, new_id("modes"))
+    batch = [("count_primes", {"limit": 50}), ("program", {"name": new_id("program"), "seconds": 0})]
+    result = agent.invoke(turn(batch))
+    told = [str(message.content) for message in result.messages if message.role.value == "tool"]
+    assert told[0] == "15"
+    assert "begun" in told[1]
+
+
 def test_what_runs_when_the_driver_leaves_goes_on_with_the_next(home: InThisProcess, new_id: Names) -> None:
     agent = home.runtime.create(Puppet, new_id("left"))
     gate = new_id("gate")
@@ -95,7 +104,7 @@ def test_a_driver_that_is_killed_loses_nothing(home: InThisProcess, new_id: Name
     agent_id, gate = new_id("killed"), new_id("gate")
     script = f"""
 from phronomy_ray import InProcess, Runtime
-from ray_testbed.agents import Puppet, turn
+from ray_testbed.agents import Puppet, Swimmer, turn
 runtime = Runtime(placement=InProcess(), store={home.url!r})
 agent = runtime.create(Puppet, {agent_id!r})
 agent.invoke("first")

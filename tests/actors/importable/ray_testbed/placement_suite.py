@@ -22,7 +22,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.events import EventType
 from ray_testbed import effects
-from ray_testbed.agents import Puppet, PuppetTwo, Swimmer, turn
+from ray_testbed.agents import Puppet, PuppetTwo, turn
 from ray_testbed.effects import PATIENCE_S
 
 Names = Callable[[str], str]
@@ -41,13 +41,13 @@ class Place(Protocol):
 class PlacementSuite:
     """The same calls, the same answers."""
 
-    def test_tools_of_every_mode_and_a_second_turn(self, home: Place, new_id: Names) -> None:
-        agent = home.runtime.create(Swimmer, new_id("modes"), knowledge=["the sky is blue"])
-        batch = [("pay", {"amount": 3}), ("wire", {"amount": 4}), ("count_primes", {"limit": 50})]
+    def test_tools_on_the_loop_and_elsewhere_and_a_second_turn(self, home: Place, new_id: Names) -> None:
+        agent = home.runtime.create(Puppet, new_id("modes"), knowledge=["the sky is blue"])
+        batch = [("pay", {"amount": 3}), ("wire", {"amount": 4}), ("note", {"text": "x"})]
         result = agent.invoke(turn(batch, answer="all done"))
         assert result.output == "all done"
         told = [message.content for message in result.messages if message.role.value == "tool"]
-        assert told == ["paid 3", "wired 4", "15"]
+        assert told == ["paid 3", "wired 4", "noted x"]
         assert agent.invoke("more").output == "you said: more"
         assert [item.content for item in agent.transcript_messages()][-2:] == ["more", "you said: more"]
         assert agent.status()["lifecycle"] == "idle"
