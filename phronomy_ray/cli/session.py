@@ -74,14 +74,23 @@ class Session:
 
     @contextmanager
     def open_runtime(self, default_address: str = "auto", **options: Any) -> Iterator[Runtime]:
-        """A runtime; by default on a cluster that runs already.
+        """A runtime; by default on a cluster that runs already, or with ``PHRONOMY_PLACEMENT=in-process`` in this process.
 
         Raises:
             ClusterUnavailableError: no cluster answers; one that does not let us in ends the process.
         """
         from phronomy_ray.cli.cluster import connecting, find_cluster
+        from phronomy_ray.definition.placement import InProcess
+        from phronomy_ray.runtime.config import placement_of_environment
         from phronomy_ray.runtime.runtime import Runtime
 
+        placement = placement_of_environment()
+        if isinstance(placement, InProcess):  # this command is the agents' process as long as it runs
+            with Runtime(
+                placement=placement, namespace=self.namespace or None, store=self.store_url, **options
+            ) as runtime:
+                yield runtime
+            return
         address = find_cluster(self.address_or(default_address))
         self.owns_ray = address == "local"
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}

@@ -107,7 +107,7 @@ def resolve_config(
             content_key or environment.get(ENV_CONTENT_KEY),
         ),
         gateways=count,
-        placement=_placement(placement, environment.get(PLACEMENT_ENV, "")),
+        placement=check_placement(placement) or placement_of_environment(),
         registry=_registry_path(registry or environment.get(REGISTRY_ENV) or ""),
         pools={check_pool_name(name): check_pool_config(pool) for name, pool in (pools or {}).items()},
         runtime_env=env,
@@ -116,14 +116,22 @@ def resolve_config(
     )
 
 
-def _placement(given: object, text: str) -> Placement:
-    """The placement as an argument, or as the text of an environment variable: ``dedicated``, ``packed:<hosts>``, ``in-process``."""
-    if given is not None:
-        if not isinstance(given, Dedicated | Packed | InProcess):
-            raise ConfigurationError(
-                f"placement must be Dedicated(...), Packed(...) or InProcess(...), not {given!r}"
-            )
+def check_placement(given: object) -> Placement | None:
+    """A placement given as an argument. Raises `ConfigurationError`."""
+    if given is None or isinstance(given, Dedicated | Packed | InProcess):
         return given
+    raise ConfigurationError(
+        f"placement must be Dedicated(...), Packed(...) or InProcess(...), not {given!r}"
+    )
+
+
+def placement_of_environment() -> Placement:
+    """What ``PHRONOMY_PLACEMENT`` says: ``dedicated`` (the default), ``packed:<hosts>`` or ``in-process``.
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    text = os.environ.get(PLACEMENT_ENV, "")
     kind, _, hosts = text.partition(":")
     if kind == "packed" and (not hosts or hosts.isdecimal()):
         return Packed(hosts=int(hosts or 1))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,13 @@ class Terminal:
             "PHRONOMY_STORE_URL": self.store,
         }
 
-    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, code: int = 0, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "phronomy_ray.cli", *words],
             cwd=self.folder,
-            env=self._environment,
+            env={**self._environment, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -170,14 +172,18 @@ def test_run_needs_a_human_and_approve_brings_it_to_its_end(terminal: Terminal) 
     assert "[state_conflict]" in again.stderr
 
 
-def test_a_rejection_ends_it(terminal: Terminal) -> None:
-    result = terminal.run("run", "cli_agents:Helper", "hello", "--agent-id", "two", "--json", code=3)
+def test_a_rejection_ends_it_without_any_cluster(terminal: Terminal) -> None:
+    """Every command is the agent's process for as long as it runs."""
+    here = {"PHRONOMY_PLACEMENT": "in-process", "PHRONOMY_RAY_ADDRESS": "nowhere:1"}
+    result = terminal.run(
+        "run", "cli_agents:Helper", "hello", "--agent-id", "two", "--json", code=3, env=here
+    )
     execution = json.loads(result.stdout)["execution_id"]
-    busy = terminal.run("run", "cli_agents:Helper", "another", "--agent-id", "two", code=5)
+    busy = terminal.run("run", "cli_agents:Helper", "another", "--agent-id", "two", code=5, env=here)
     assert "[agent_busy]" in busy.stderr
-    rejected = terminal.run("reject", execution, "--wait", code=1)
+    rejected = terminal.run("reject", execution, "--wait", code=1, env=here)
     assert "rejected" in rejected.stderr
-    terminal.run("watch", execution, code=1)
+    terminal.run("watch", execution, code=1, env=here)
 
 
 def test_a_terminal_is_asked(terminal: Terminal) -> None:
