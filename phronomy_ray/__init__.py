@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.runtime.traces import ToolTrace
+    from phronomy_ray.supervision.limits import SupervisionLimits
     from phronomy_ray.tool_calls import ToolContext, ToolOrigin
 
 __version__ = "0.1.0"
@@ -81,6 +82,7 @@ _HOMES = {
     "RunResult": "results",
     "Runtime": "runtime.runtime",
     "StandingRule": "approvals",
+    "SupervisionLimits": "supervision.limits",
     "Tool": "definition.tool",
     "ToolCallRequest": "messages",
     "ToolCompletion": "definition.tool",
@@ -128,6 +130,7 @@ __all__ = [
     "RunResult",
     "Runtime",
     "StandingRule",
+    "SupervisionLimits",
     "Tool",
     "ToolCallRequest",
     "ToolCompletion",

@@ -19,6 +19,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # A running cluster, a store or a model of the machine must not change what a test sees.
 for _name in [name for name in os.environ if name.startswith("PHRONOMY_") or name == "RAY_ADDRESS"]:
     del os.environ[_name]
+# Tests leave agents in every state on purpose; those of the supervisor ask for one.
+os.environ["PHRONOMY_SUPERVISOR"] = "off"
 
 # Time limits of single examples say more about the machine than about the code.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,7 +15,7 @@ from phronomy_ray.actors.ray_calls import kill
 from phronomy_ray.actors.ray_metrics import AgentGauges
 from phronomy_ray.actors.ray_process import RayProcess, agent_stores
 from phronomy_ray.actors.signals import die_at_sigterm
-from phronomy_ray.errors import ConfigurationError, NotFoundError, PhronomyError
+from phronomy_ray.errors import AgentParkedError, ConfigurationError, NotFoundError, PhronomyError
 from phronomy_ray.hosting.agent_service import MAX_WAITERS, AgentService
 from phronomy_ray.hosting.assignment import agent_actor_name
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence, log_offence
@@ -42,6 +42,7 @@ class AgentActor(AgentService):
         )
         process = RayProcess(
             agent_actor_name(agent_id),
+            wiring.namespace,
             max_waiters=MAX_WAITERS,
             stores=agent_stores(),
             on_left=lambda agent: self._exit_soon(UNLOAD_LINGER_S),
@@ -64,7 +65,7 @@ class AgentActor(AgentService):
             _LOG.log(
                 level, "agent %s not started: %s", self.agent_id, error, exc_info=None if known else error
             )
-            if isinstance(error, NotFoundError | ConfigurationError):
+            if isinstance(error, NotFoundError | ConfigurationError | AgentParkedError):
                 asyncio.get_running_loop().call_later(LINGER_S, self._exit_unless_active)
         # Code and definitions stay as long as the process does. Looking through all of it again takes the collector some
         # 80 ms, and a turn with hundreds of calls would pay for that every few times.
@@ -97,6 +98,18 @@ class AgentActor(AgentService):
     async def drain(self, timeout_s: float) -> bool:
         """Leave as soon as nothing runs, and end this process; whether that was within `timeout_s` seconds."""
         return await self.retire(timeout_s)
+
+    async def serving(self) -> dict[str, int]:
+        """Whom this process serves, with the epoch: the supervisor's question whether it lives."""
+        return {self.agent_id: self.epoch} if self.epoch is not None else {}
+
+    async def presence(self) -> dict[str, Any]:
+        """Where it lives, for how long nobody has needed it, and whether it may leave."""
+        return {
+            "node": self._process.owner["node"],
+            "idle_s": asyncio.get_running_loop().time() - self.used_at,
+            "may_leave": self.may_leave,
+        }
 
     async def metrics(self) -> dict[str, Any]:
         """How late the agent's event loop was, and how much waits on it."""

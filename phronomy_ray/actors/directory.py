@@ -31,6 +31,7 @@ from phronomy_ray.actors.ray_calls import (
 )
 from phronomy_ray.definition.placement import Dedicated, Packed, Placement
 from phronomy_ray.errors import (
+    AgentParkedError,
     AgentUnloadedError,
     ConfigurationError,
     HostClosedError,
@@ -194,7 +195,7 @@ class RayDirectory(WorkerInputRestricted):
         except AgentUnloadedError:
             kill(handle)  # it has sealed itself and is about to go; a new one can start once the name is free
             raise
-        except (NotFoundError, ConfigurationError):
+        except (NotFoundError, ConfigurationError, AgentParkedError):
             await self._remove_useless(handle)
             raise
         return DedicatedAgent(handle)
@@ -223,7 +224,7 @@ class RayDirectory(WorkerInputRestricted):
             **service_options(name, self._namespace, max_concurrency=MAX_CONCURRENCY),
             scheduling_strategy="SPREAD",
             resources=dict(placement.resources) or None,
-        ).remote(name, placement, wiring.store)
+        ).remote(name, placement, wiring.store, self._namespace)
 
     async def _remove_useless(self, handle: ActorHandle[Any]) -> None:
         """Kill an actor that serves nothing; one that does serve (another class asked), or is too busy to say, stays."""

@@ -17,7 +17,7 @@ from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.definition.placement import Packed
 from phronomy_ray.hosting.host import AgentHost
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence
-from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
+from phronomy_ray.hosting.wiring import NAMESPACE, AgentWiring, NewAgentRequest, StoreConfig
 
 _LOG = logging.getLogger("phronomy_ray.actors")
 #: Calls that may wait at all agents of one host at once; each costs some 50 KB.
@@ -29,7 +29,7 @@ MAX_CONCURRENCY = 6_000
 class HostActor:
     """Owner of many agents."""
 
-    def __init__(self, name: str, placement: Packed, store: StoreConfig) -> None:
+    def __init__(self, name: str, placement: Packed, store: StoreConfig, namespace: str = NAMESPACE) -> None:
         die_at_sigterm()
         self._name = name
         self._gauges = HostGauges(name)
@@ -41,6 +41,7 @@ class HostActor:
         )
         self._process = RayProcess(
             name,
+            namespace,
             max_waiters=MAX_WAITERS,
             stores=host_stores(),
             on_left=lambda agent: self._host.left(agent),
@@ -86,6 +87,10 @@ class HostActor:
     async def ping(self) -> bool:
         """Whether this process answers."""
         return True
+
+    async def serving(self) -> dict[str, int]:
+        """Whom this process serves, with their epochs: the supervisor's question whether it lives."""
+        return self._host.serving()
 
     async def status(self) -> dict[str, Any]:
         """How many agents live here and what they do."""

@@ -192,6 +192,11 @@ def node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())[:12]
 
 
+def cluster_name(namespace: str) -> str:
+    """Name of this cluster and namespace, another one after every start of the cluster: what owners write into the store."""
+    return f"{ray.get_runtime_context().get_session_name()}/{namespace}"
+
+
 def pickle_by_value(value: Any) -> bytes:
     """`value` as bytes, classes of a driver's own script included; `pickle.loads` reads it."""
     data: bytes = ray.cloudpickle.dumps(value)  # type: ignore[no-untyped-call]

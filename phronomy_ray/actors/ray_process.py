@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.actors.mcp_client import GatewayAccess
 from phronomy_ray.actors.pool_clients import PoolClients
-from phronomy_ray.actors.ray_calls import node_id
+from phronomy_ray.actors.ray_calls import cluster_name, node_id
 from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.embedding import EmbeddingPort
@@ -51,6 +51,7 @@ class RayProcess(WorkerInputRestricted):
     def __init__(
         self,
         actor_name: str,
+        namespace: str,
         *,
         max_waiters: int,
         stores: ProcessStores,
@@ -61,6 +62,7 @@ class RayProcess(WorkerInputRestricted):
         """
         Args:
             actor_name: name of the actor.
+            namespace: of the actor.
             max_waiters: calls that may wait in it at once.
             stores: the stores of this process (`agent_stores`, `host_stores`).
             on_left: an agent was unloaded or deleted.
@@ -70,6 +72,7 @@ class RayProcess(WorkerInputRestricted):
         self.waiters = Waiters(max_waiters)
         self.owner: Mapping[str, Any] = {
             "actor": actor_name,
+            "cluster": cluster_name(namespace),
             "node": node_id(),
             "pid": os.getpid(),
             "host": socket.gethostname(),

@@ -10,7 +10,17 @@ import typer
 from typer.core import TyperGroup
 
 from phronomy_ray import __version__
-from phronomy_ray.cli import decisions, doctor, draining, inspecting, lifecycle, listings, running, tracing
+from phronomy_ray.cli import (
+    decisions,
+    doctor,
+    draining,
+    inspecting,
+    lifecycle,
+    listings,
+    running,
+    supervising,
+    tracing,
+)
 from phronomy_ray.cli.db import db_app
 from phronomy_ray.cli.demo.command import demo
 from phronomy_ray.cli.exit_codes import ExitCode, exit_code_for
@@ -147,6 +157,9 @@ app.command()(decisions.cancel)
 app.command()(lifecycle.unload)
 app.command()(lifecycle.close)
 app.command()(lifecycle.purge)
+app.command()(supervising.up)
+app.command()(supervising.supervisor)
+app.command()(supervising.unpark)
 app.command()(draining.move)
 app.command()(draining.drain)
 app.command()(draining.shutdown)

@@ -25,13 +25,14 @@ from phronomy_ray.errors import PhronomyError, safe_message
 PACKAGES = ("ray", "sqlalchemy", "alembic", "psycopg", "pydantic", "tenacity", "litellm", "typer", "rich")
 PROBE_TIMEOUT_S = 60.0
 LITELLM_TIMEOUT_S = 120.0
+MAX_PARKED_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The outcome of one check."""
 
-    #: ``python``, ``packages``, ``store``, ``ray``, ``litellm``, ``gateway``, ``extras``
+    #: ``python``, ``packages``, ``store``, ``parked``, ``ray``, ``litellm``, ``gateway``, ``extras``
     check: str
     #: ``ok``, ``wrong`` or ``note``: a note is nothing that has to be repaired.
     status: str
@@ -82,6 +83,7 @@ def examine(session: Session) -> Iterator[Finding]:
         ("python", _python),
         ("packages", _packages),
         ("store", lambda: _store(session)),
+        ("parked", lambda: _parked(session)),
         ("ray", ray_check),
         ("litellm", _litellm),
         ("gateway", lambda: _gateway(cluster)),
@@ -161,6 +163,27 @@ def _store(session: Session) -> Finding:
             return Finding("store", "wrong", f"{error.message} [{error.code}]")
     return Finding(
         "store", "ok", f"{name}, schema {found}; {running} open executions, {waiting} wait for approval"
+    )
+
+
+def _parked(session: Session) -> Finding:
+    """Agents that were taken out of service; a store that cannot be read is another check's finding."""
+    try:
+        with session.open_store() as store:
+            parked = store.parked_agents(limit=MAX_PARKED_SHOWN)
+    except PhronomyError:
+        return Finding("parked", "note", "not known: the store cannot be read")
+    if not parked:
+        return Finding("parked", "ok", "no agent is out of service")
+    told = [
+        f"{root.agent_id} ({root.parked.message if root.parked else 'no reason is kept'})" for root in parked
+    ]
+    more = " and more" if len(parked) == MAX_PARKED_SHOWN else ""
+    return Finding(
+        "parked",
+        "wrong",
+        f"out of service: {'; '.join(told)}{more}",
+        f"when the cause is gone: {session.command(f'unpark {parked[0].agent_id}')}; with --cancel to end what crashed",
     )
 
 

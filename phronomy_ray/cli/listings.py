@@ -144,6 +144,7 @@ def agent_wire(root: AgentRoot) -> dict[str, Any]:
         "journal_position": root.journal_position,
         "epoch": root.epoch,
         "starts_without_progress": root.starts_without_progress,
+        "parked": root.parked.to_wire() if root.parked is not None else None,
         "owner": root.owner,
         "metadata": root.metadata,
         "created_at": iso(root.created_at),

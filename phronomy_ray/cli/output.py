@@ -32,6 +32,7 @@ STATUS_STYLES = {
     "rejected": "red",
     "expired": "red",
     "blocked": "red",
+    "parked": "red",
     "wrong": "red",
 }
 

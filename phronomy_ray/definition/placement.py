@@ -30,9 +30,14 @@ class Dedicated:
     idle_unload_after_s: float | None = IDLE_UNLOAD_AFTER_S
     #: The same while its execution waits for a human.
     suspended_unload_after_s: float | None = SUSPENDED_UNLOAD_AFTER_S
+    #: Agents that one node keeps live (each is a process); beyond it the supervisor unloads those that were used least recently.
+    #: ``None`` for no limit.
+    max_live_agents: int | None = None
 
     def __post_init__(self) -> None:
         _check_limits(self.idle_unload_after_s, self.suspended_unload_after_s)
+        if self.max_live_agents is not None:
+            _check_count("max_live_agents", self.max_live_agents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class AgentDirectory(Protocol):
         """The stored agent, live; made live where it is not.
 
         Raises:
-            NotFoundError, ConfigurationError: the agent cannot be served; no process is left behind.
+            NotFoundError, ConfigurationError, AgentParkedError: the agent cannot be served; no process is left behind.
             WaitTimeoutError: nobody answered within `WAKE_TIMEOUT_S`.
         """
         ...

@@ -32,7 +32,7 @@ from phronomy_ray.hosting.environment import environment_of
 from phronomy_ray.hosting.idle_unload import IdleUnload
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
 from phronomy_ray.ids import new_execution_id
-from phronomy_ray.journal import JournalRecord
+from phronomy_ray.journal import ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
 from phronomy_ray.models.port import ModelPort
 from phronomy_ray.tool_calls import Resolution
@@ -119,6 +119,12 @@ class AgentService:
         return self._engine_made is not None and self._engine_made.is_active
 
     @property
+    def epoch(self) -> int | None:
+        """Under which epoch it serves the agent; ``None`` when it does not."""
+        engine = self._engine_made
+        return engine.state.root.epoch if engine is not None and engine.is_active else None
+
+    @property
     def is_lost(self) -> bool:
         """Whether it serves nobody any more: it was unloaded, or another owner has taken the agent."""
         return self._engine_made is not None and self._engine_made.is_over
@@ -155,6 +161,16 @@ class AgentService:
         running = engine.state.execution
         is_needed = bool(self._waiters or engine.waits_for_time or self.bodies_on_loop)
         return self._idle.is_due(running.row.status if running else None, is_needed=is_needed)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether nothing runs or waits here and the agent can be woken as it is, whenever it was needed last."""
+        engine = self._engine_made
+        if engine is None or not engine.is_active or not self.can_be_woken:
+            return False
+        running = engine.state.execution
+        is_needed = bool(self._waiters or engine.waits_for_time or self.bodies_on_loop)
+        return not is_needed and (running is None or running.row.status is ExecutionStatus.SUSPENDED)
 
     @property
     def can_be_woken(self) -> bool:

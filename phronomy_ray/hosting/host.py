@@ -159,6 +159,11 @@ class AgentHost:
             "closed": self._is_closed,
         }
 
+    def serving(self) -> dict[str, int]:
+        """The agents that are served here, with their epochs."""
+        epochs = ((service.agent_id, service.epoch) for service in self._agents.values())
+        return {agent_id: epoch for agent_id, epoch in epochs if epoch is not None}
+
     async def unload_unused(self) -> int:
         """Have every agent leave that nobody has needed for long enough; how many have left."""
         due = [service for service in self._agents.values() if service.looks_unused()]

@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import socket
+import uuid
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -53,6 +54,8 @@ class LocalProcess(WorkerInputRestricted):
         self.waiters = Waiters(MAX_WAITERS)
         self.owner: Mapping[str, Any] = {
             "actor": NAME,
+            # nobody else can ask this process
+            "cluster": f"driver:{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}",
             "node": "local",
             "pid": os.getpid(),
             "host": socket.gethostname(),

@@ -10,9 +10,11 @@ from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import RuntimeShutdownError
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.hosting.shutdown import Shutdown, ShutdownResult
+from phronomy_ray.journal import AgentRoot
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.homes import Home
 from phronomy_ray.runtime.hosts import HostReport, NodeReport, check_host, move
+from phronomy_ray.runtime.parked import parked_agents
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -107,6 +109,18 @@ class Administration(WorkerInputRestricted):
         await self._home.reopen_host(host)
 
     reopen_host = blocking(reopen_host_async)
+
+    async def parked_agents_async(self) -> list[AgentRoot]:
+        """Agents that are out of service because their starts made no progress, with the reason (`AgentRoot.parked`)."""
+        return await parked_agents(self.store)
+
+    parked_agents = blocking(parked_agents_async)
+
+    async def supervisor_report_async(self) -> list[dict[str, Any]] | None:
+        """What the supervisor sees and does, for each store that it looks after; ``None`` when there is none. Starts nothing."""
+        return await self._home.supervisor_report()
+
+    supervisor_report = blocking(supervisor_report_async)
 
     async def metrics_async(self) -> dict[str, Any]:
         """What pools and live agents say of themselves, as plain JSON; see the guide to pools. Wakes nothing."""

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.definition.busy import BusyRule, busy_rule
-from phronomy_ray.errors import InvalidInputError
+from phronomy_ray.errors import AgentParkedError, InvalidInputError
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.ids import new_edit_id, new_execution_id
 from phronomy_ray.journal import QueuedRequest
@@ -20,6 +20,7 @@ from phronomy_ray.retention import Retention
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.runtime.parked import parked_status, stored_transcript, unpark
 from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.transcript import read_transcript
 from phronomy_ray.tool_calls import Resolution
@@ -226,16 +227,37 @@ class AgentHandle(WorkerInputRestricted):
     # --- the agent ---------------------------------------------------------------------------------------------
 
     async def status_async(self) -> dict[str, Any]:
-        """What the live agent is doing, from its memory; wakes it if need be."""
-        return dict(await self._client.call("status"))
+        """What the live agent is doing, from its memory; wakes it if need be. Of a parked agent it tells the reason instead."""
+        try:
+            return dict(await self._client.call("status"))
+        except AgentParkedError:
+            return await parked_status(self._link.store, self.agent_id)
 
     status = blocking(status_async)
 
     async def transcript_async(self, *, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
-        """Journal records behind position `after`, as JSON."""
-        return list(await self._client.call("transcript", after, limit))
+        """Journal records behind position `after`, as JSON; also of a parked agent."""
+        try:
+            return list(await self._client.call("transcript", after, limit))
+        except AgentParkedError:
+            return await stored_transcript(self._link.store, self.agent_id, after=after, limit=limit)
 
     transcript = blocking(transcript_async)
+
+    async def unpark_async(self, *, cancel_execution: bool = False, reason: str = "unparked") -> bool:
+        """Put a parked agent back into service; its supervisor, or the next call, wakes it. Whether it was parked.
+
+        Args:
+            cancel_execution: end what it was working on instead of going on with it.
+            reason: why that is cancelled.
+
+        Raises:
+            NotFoundError: no such agent is stored.
+        """
+        cancel_reason = reason or "unparked" if cancel_execution else ""
+        return await unpark(self._link.store, self.agent_id, cancel_reason=cancel_reason)
+
+    unpark = blocking(unpark_async)
 
     async def transcript_messages_async(self) -> tuple[Message, ...]:
         """The messages of the present transcript, from the store; wakes nothing.

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from phronomy_ray.errors import EventLoopReentrancyError, RuntimeShutdownError
@@ -49,6 +49,13 @@ class Bridge(WorkerInputRestricted):
             if isinstance(error, CancelledError) and self._closed:
                 raise RuntimeShutdownError("the runtime was closed while this call waited") from None
             raise
+
+    def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        """Begin `work` on the loop and wait for nothing; closing the bridge ends it. Raises `RuntimeShutdownError`."""
+        if self._closed:
+            work.close()
+            raise RuntimeShutdownError("the runtime is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
         """Let what an interrupt has cancelled come to its end, then stop the loop."""

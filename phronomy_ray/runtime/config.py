@@ -15,6 +15,7 @@ from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.faults import FAULTS_ENV
 from phronomy_ray.hosting.wiring import NAMESPACE, AgentWiring, DefinitionSource, StoreConfig
 from phronomy_ray.store.content_codec import ENV_CONTENT_KEY
+from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.tools.pool_config import PoolConfig, check_pool_config
 
 ADDRESS_ENV = "PHRONOMY_RAY_ADDRESS"
@@ -23,6 +24,7 @@ STORE_ENV = "PHRONOMY_STORE_URL"
 GATEWAYS_ENV = "PHRONOMY_MODEL_GATEWAYS"
 REGISTRY_ENV = "PHRONOMY_REGISTRY"
 PLACEMENT_ENV = "PHRONOMY_PLACEMENT"
+SUPERVISOR_ENV = "PHRONOMY_SUPERVISOR"
 DEFAULT_STORE = "sqlite:///phronomy.db"
 
 
@@ -44,6 +46,8 @@ class RuntimeConfig:
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     #: More arguments for ``ray.init``.
     ray_options: Mapping[str, Any] = field(default_factory=dict)
+    #: How a supervisor looks after the agents; ``None`` for no supervisor.
+    supervisor: SupervisionLimits | None = field(default_factory=SupervisionLimits)
     #: What is set for all agents.
     defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
 
@@ -84,6 +88,7 @@ def resolve_config(
     ray_options: Mapping[str, Any] | None = None,
     before_llm_input: Sequence[Any] = (),
     max_result_chars: int | None = None,
+    supervisor: bool | SupervisionLimits | None = None,
 ) -> RuntimeConfig:
     """Fill in what was not given. Raises `ConfigurationError` for a value that cannot be used."""
     environment = os.environ
@@ -112,6 +117,7 @@ def resolve_config(
         pools={check_pool_name(name): check_pool_config(pool) for name, pool in (pools or {}).items()},
         runtime_env=env,
         ray_options=dict(ray_options or {}),
+        supervisor=_supervision(supervisor, environment.get(SUPERVISOR_ENV)),
         defaults=RuntimeDefaults(before_llm_input, max_result_chars),
     )
 
@@ -142,6 +148,19 @@ def placement_of_environment() -> Placement:
     raise ConfigurationError(
         f"{PLACEMENT_ENV} must be 'dedicated', 'packed:<hosts>' or 'in-process', not {text!r}"
     )
+
+
+def _supervision(given: object, text: str | None) -> SupervisionLimits | None:
+    if isinstance(given, SupervisionLimits):
+        return given
+    if given is None:
+        words = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
+        given = words.get((text or "on").lower(), text)
+    if not isinstance(given, bool):
+        raise ConfigurationError(
+            f"supervisor must be True, False or SupervisionLimits(...) ({SUPERVISOR_ENV}: on or off), not {given!r}"
+        )
+    return SupervisionLimits() if given else None
 
 
 def _registry_path(path: object) -> str:

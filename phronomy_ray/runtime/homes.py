@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.placement import InProcess
 from phronomy_ray.embedding import EmbeddingPort
+from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.errors import NotFoundError
 from phronomy_ray.hosting.agent_port import AgentDirectory
 from phronomy_ray.hosting.host import AgentHost
 from phronomy_ray.hosting.in_process import InProcessDirectory, LocalProcess
 from phronomy_ray.hosting.shutdown import Shutdown
-from phronomy_ray.hosting.wiring import StoreConfig
+from phronomy_ray.hosting.wiring import AgentWiring, StoreConfig
 from phronomy_ray.runtime.bridge import Bridge
 from phronomy_ray.runtime.config import RuntimeConfig
 from phronomy_ray.runtime.hosts import HostReport, NodeReport
 from phronomy_ray.store.port import Store
+from phronomy_ray.supervision.limits import SupervisionLimits
+from phronomy_ray.supervision.local_population import LocalPopulation
+from phronomy_ray.supervision.supervisor import Supervisor
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: How long a driver that leaves waits for agents in its process to leave, in seconds; those that work go on from the store.
@@ -42,6 +47,18 @@ class Home(Protocol):
 
     async def metrics(self) -> dict[str, Any]:
         """What pools, hosts and live agents say of themselves."""
+        ...
+
+    async def supervise(self, like: AgentWiring, limits: SupervisionLimits) -> None:
+        """Have the agents of this runtime's store looked after; `like` is how they are started, but for their class, `limits` are
+        for a supervisor that is started now.
+
+        Raises what the place raises when that cannot be had.
+        """
+        ...
+
+    async def supervisor_report(self) -> list[dict[str, Any]] | None:
+        """What the supervisor sees and does, for each store; ``None`` when there is none."""
         ...
 
     def take_part(self, shutdown: Shutdown) -> None:
@@ -83,6 +100,7 @@ class LocalHome(WorkerInputRestricted):
         self.directory = InProcessDirectory(self._process, self._bridge.loop)
         self.pickles = None
         self._is_open = True
+        self._supervisor: Supervisor | None = None
         self._bridge.loop.call_soon_threadsafe(self._process.start)
 
     def embeddings(self) -> EmbeddingPort:
@@ -95,6 +113,28 @@ class LocalHome(WorkerInputRestricted):
         """As `Home.metrics`."""
         host = self._process.host
         return {"pools": {}, "agents": {}, "hosts": {host.name: host.status()}}
+
+    async def supervise(self, like: AgentWiring, limits: SupervisionLimits) -> None:
+        """As `Home.supervise`: on the agents' own loop."""
+        await self.directory.run(self._supervise(like, limits))
+
+    async def _supervise(self, like: AgentWiring, limits: SupervisionLimits) -> None:
+        if self._supervisor is not None or not self._is_open:
+            return
+        store = self._process.store(like.store)
+        owner = self._process.owner
+        population = LocalPopulation(self._process.host, owner["cluster"], like, store.store)
+        info = {"namespace": "", **{name: owner[name] for name in ("node", "pid", "host")}}
+        self._supervisor = Supervisor(
+            StoreClient(store), population, clock=SystemClock(), limits=limits, info=info
+        )
+        self._supervisor.start()
+
+    async def supervisor_report(self) -> list[dict[str, Any]] | None:
+        """As `Home.supervisor_report`."""
+        if self._supervisor is None:
+            return None
+        return [await self.directory.run(self._supervisor.report())]
 
     def take_part(self, shutdown: Shutdown) -> None:
         """As `Home.take_part`."""
@@ -121,7 +161,12 @@ class LocalHome(WorkerInputRestricted):
         self._bridge.close()
 
     async def _leave(self) -> None:
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            await supervisor.close()  # it would wake what leaves
         await self._process.host.drain(LEAVE_S)
+        if supervisor is not None:
+            await supervisor.say_goodbye()
         self._process.close()
 
 

@@ -11,15 +11,18 @@ from ray.exceptions import RayError
 
 from phronomy_ray.actors.directory import RayDirectory
 from phronomy_ray.actors.ray_calls import call, find_actor, pickle_by_value
+from phronomy_ray.actors.supervisor import ensure_supervisor, supervisor_report
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.errors import ConfigurationError, safe_message
 from phronomy_ray.hosting.agent_port import CALL_TIMEOUT_S
 from phronomy_ray.hosting.shutdown import Shutdown
+from phronomy_ray.hosting.wiring import AgentWiring
 from phronomy_ray.runtime.cluster_drain import ClusterAgents, drain_node
 from phronomy_ray.runtime.config import RuntimeConfig
 from phronomy_ray.runtime.hosts import HostReport, NodeReport
 from phronomy_ray.runtime.metrics import collect_metrics
 from phronomy_ray.store.port import Store
+from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 
@@ -41,6 +44,14 @@ class RayHome(WorkerInputRestricted):
     async def metrics(self) -> dict[str, Any]:
         """As `Home.metrics`."""
         return await collect_metrics(self._config.namespace)
+
+    async def supervise(self, like: AgentWiring, limits: SupervisionLimits) -> None:
+        """As `Home.supervise`: by the namespace's named actor."""
+        await ensure_supervisor(like, limits)
+
+    async def supervisor_report(self) -> list[dict[str, Any]] | None:
+        """As `Home.supervisor_report`."""
+        return await supervisor_report(self._config.namespace)
 
     def take_part(self, shutdown: Shutdown) -> None:
         """As `Home.take_part`."""

@@ -21,12 +21,12 @@ from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     CleanupError,
     ConfigurationError,
-    DefinitionUnavailableError,
     ExecutionRehydrationRequiredError,
     NotFoundError,
 )
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.hosting.agent_port import live_status, status_of
+from phronomy_ray.hosting.waking import definition_source
 from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
@@ -40,8 +40,10 @@ from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.homes import open_home
 from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.rules import StandingRules
+from phronomy_ray.runtime.supervision import Supervision
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
+from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.worker_inputs import check_worker_input
 
@@ -65,6 +67,9 @@ class Runtime(Administration):
         ray_options: more arguments for ``ray.init``.
         before_llm_input: hooks that look at every model call of every agent, before those of its class.
         max_result_chars: how much of a result a model is shown, for tools that set no limit of their own.
+        supervisor: whether a supervisor goes on with what was interrupted (``PHRONOMY_SUPERVISOR``: on or off; default on). It is
+            started behind the first agent that is created or woken, or at once when the store holds interrupted work; with
+            `SupervisionLimits` it is started with these, unless one runs already.
 
     Raises:
         ConfigurationError: a value cannot be used, or an SQLite file lies on another host.
@@ -88,6 +93,7 @@ class Runtime(Administration):
         ray_options: Mapping[str, Any] | None = None,
         before_llm_input: Sequence[Any] = (),
         max_result_chars: int | None = None,
+        supervisor: bool | SupervisionLimits | None = None,
     ) -> None:
         self.config: RuntimeConfig = resolve_config(
             address=address,
@@ -104,6 +110,7 @@ class Runtime(Administration):
             ray_options=ray_options,
             before_llm_input=before_llm_input,
             max_result_chars=max_result_chars,
+            supervisor=supervisor,
         )
         opened = _open_store(self.config)
         try:
@@ -112,6 +119,8 @@ class Runtime(Administration):
             opened.close()
             raise
         super().__init__(opened, home)
+        self._supervision = Supervision(self.config, opened, home, self._bridge)
+        self._supervision.look()
         #: How agents are found and woken.
         self.directory = home.directory
         #: Standing rules of the store.
@@ -369,6 +378,17 @@ class Runtime(Administration):
 
     tool_traces = blocking(tool_traces_async)
 
+    # --- supervision -------------------------------------------------------------------------------------------
+
+    async def start_supervisor_async(self) -> None:
+        """Start the supervisor unless one runs, and wait until it looks after this runtime's store.
+
+        Agents do that behind their first use by themselves; this is for whoever has none to use, such as ``phronomy up``.
+        """
+        await self._supervision.ensure()
+
+    start_supervisor = blocking(start_supervisor_async)
+
     # --- wiring ------------------------------------------------------------------------------------------------
 
     def _wiring(self, agent_class: type[Agent], options: InstanceOptions | None = None) -> AgentWiring:
@@ -377,6 +397,7 @@ class Runtime(Administration):
         Raises:
             ConfigurationError: it has to travel by value, and something in it cannot; or something in the options cannot.
         """
+        self._supervision.begin()
         path = agent_class.definition().class_path
         pickles = self._home.pickles
         if pickles is not None and not path:
@@ -395,17 +416,11 @@ class Runtime(Administration):
             NotFoundError: it is not stored.
             DefinitionUnavailableError: its class was one of a driver's ``__main__``.
         """
+        self._supervision.begin()
         if known is not None:
             return known
         root = await asyncio.to_thread(self.store.load_root, agent_id)
-        if not root.class_path:
-            raise DefinitionUnavailableError(
-                f"agent {agent_id!r} was created from {root.definition_id!r}, a class of a driver's own script or function, "
-                "so it cannot be woken by its id: load it from that script, or move the class to a module that every "
-                "node can import",
-                details={"agent_id": agent_id, "definition_id": root.definition_id},
-            )
-        return self.config.wiring(DefinitionSource(root.class_path))
+        return self.config.wiring(definition_source(root))
 
     async def _root(self, agent_id: str) -> AgentRoot | None:
         try:

@@ -14,6 +14,9 @@ from enum import StrEnum
 from phronomy_ray.open_work import SupervisorBeat
 from phronomy_ray.supervision.limits import SupervisionLimits
 
+#: In what a supervisor says of itself: it has left, and nobody needs to wait for its next beat.
+LEFT = "left"
+
 
 class Presence(StrEnum):
     """What asking a process has shown."""
@@ -92,11 +95,14 @@ class Clusters:
         self._limits = limits
         #: Beats of each cluster, and when they were seen to move.
         self._seen: dict[str, tuple[int, float]] = {}
+        self._left: set[str] = set()
 
     def hear(self, beats: Iterable[SupervisorBeat], named: Iterable[str], now_s: float) -> None:
         """Take in the beats in the store, and the clusters whose agents are seen although they have none."""
-        counts = dict.fromkeys(named, 0) | {beat.cluster: beat.beats for beat in beats}
+        rows = list(beats)
+        counts = dict.fromkeys(named, 0) | {beat.cluster: beat.beats for beat in rows}
         counts.pop(self.own, None)
+        self._left = {beat.cluster for beat in rows if beat.info.get(LEFT)}
         seen = {}
         for cluster, count in counts.items():
             known = self._seen.get(cluster)
@@ -108,6 +114,8 @@ class Clusters:
         if not cluster or cluster == self.own:
             return True
         known = self._seen.get(cluster)
+        if cluster in self._left:
+            return True
         return known is not None and now_s - known[1] >= self._limits.foreign_after_s
 
     def lost(self, now_s: float) -> dict[str, int]:
@@ -119,4 +127,4 @@ class Clusters:
         return {name: now_s - at_s for name, (_, at_s) in self._seen.items()}
 
 
-__all__ = ["Answer", "Clusters", "Presence", "Silences"]
+__all__ = ["LEFT", "Answer", "Clusters", "Presence", "Silences"]

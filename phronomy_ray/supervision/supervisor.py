@@ -24,11 +24,12 @@ from phronomy_ray.errors import (
     safe_message,
 )
 from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
+from phronomy_ray.store.port import Store
 from phronomy_ray.supervision.crowd import too_many
 from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.supervision.plan import Failure, WakePlan
 from phronomy_ray.supervision.population import Population
-from phronomy_ray.supervision.signs import Answer
+from phronomy_ray.supervision.signs import LEFT, Answer
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.supervision")
@@ -83,6 +84,11 @@ class Supervisor(WorkerInputRestricted):
         self._beats: list[SupervisorBeat] = []
         self._beaten_at_s = float("-inf")
 
+    @property
+    def store(self) -> Store:
+        """The store."""
+        return self._store.store
+
     # --- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -97,7 +103,15 @@ class Supervisor(WorkerInputRestricted):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._store.close()
+        self._tasks = []
+
+    async def say_goodbye(self) -> None:
+        """After `close`, when nothing lives here any more: others need not wait for a next beat to take its agents over."""
+        self._info[LEFT] = True
+        try:
+            await self._beat()
+        except StoreError as error:  # then they wait in vain
+            _LOG.debug("no last beat: %s", error)
 
     def use(self, population: Population) -> None:
         """Wake with other settings from now on: what was given up for now is tried again."""

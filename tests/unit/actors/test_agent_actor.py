@@ -37,5 +37,6 @@ async def test_an_unexpected_error_of_the_first_start_is_not_the_answer_to_every
 
     monkeypatch.setattr(AgentActor, "_engine", engine)
     monkeypatch.setattr(ray_process, "node_id", lambda: "node")
+    monkeypatch.setattr(ray_process, "cluster_name", lambda namespace: "cluster")
     actor = AgentActor("a1", AgentWiring(DefinitionSource("m:C"), StoreConfig("sqlite:////nowhere/x.db")))
     assert await actor.activate() == {"lifecycle": "idle"}

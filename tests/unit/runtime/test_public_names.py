@@ -29,7 +29,7 @@ def test_an_agents_handle(handle: AgentHandle) -> None:
     assert public(handle) == {
         "actor", "add_knowledge", "agent_id", "approve", "cancel", "clear_knowledge", "clear_transcript", "close", "execution",
         "invoke", "pending_approvals", "purge", "queued_requests", "release", "reset_context", "resolve", "resume", "retain", "retentions",
-        "start", "status", "transcript", "transcript_messages", "unload",
+        "start", "status", "transcript", "transcript_messages", "unload", "unpark",
     }  # fmt: skip
 
 

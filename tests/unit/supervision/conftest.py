@@ -71,8 +71,9 @@ class Town:
         self.time_s = 0.0
         self.population = FakePopulation(self)
         self.limits = SupervisionLimits(max_wakes=4, wakes_per_s=100.0)
+        self.client = StoreClient(self.store, retry_s=0.02)
         self.supervisor = Supervisor(
-            StoreClient(self.store, retry_s=0.02),
+            self.client,
             self.population,
             clock=self.clock,
             limits=self.limits,
@@ -118,3 +119,4 @@ async def town(tmp_path: Path, sqlite_template: Path) -> AsyncIterator[Town]:
     made = Town(f"sqlite:///{tmp_path}/agents.db")
     yield made
     await made.supervisor.close()
+    made.client.close()

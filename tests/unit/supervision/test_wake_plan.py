@@ -193,6 +193,15 @@ def test_a_cluster_without_a_row_is_given_the_same_time() -> None:
     assert len(plan.next_wakes(10.0)) == 1
 
 
+def test_a_cluster_that_says_that_it_leaves_is_not_waited_for() -> None:
+    plan = WakePlan("east", LIMITS)
+    one = work(1, cluster="west")
+    beats = [SupervisorBeat("west", 7, {"left": True})]
+    plan.questions([one], beats, 0.0)
+    plan.look([one], {}, 0.0)
+    assert len(plan.next_wakes(0.0)) == 1
+
+
 def test_how_long_there_is_nothing_to_do() -> None:
     plan = WakePlan("east", LIMITS)
     assert plan.pause_s(0.0) is None

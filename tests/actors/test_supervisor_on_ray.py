@@ -1,0 +1,97 @@
+"""The supervisor on a real cluster: it replaces an owner that hangs, wakes what nobody owns, and comes back itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray_testbed import effects
+from ray_testbed.agents import Puppet, asked, turn
+from ray_testbed.effects import PATIENCE_S
+from ray_testbed.fixtures import Bench, kill_actor
+
+from phronomy_ray import AgentHandle
+from phronomy_ray.journal import ExecutionStatus
+from phronomy_ray.supervision.limits import SupervisionLimits
+from phronomy_ray.testing import processes
+
+#: Impatient, so that the test is short.
+LIMITS = SupervisionLimits(look_every_s=0.2, hung_after_s=1.5, answer_timeout_s=0.4, first_retry_s=0.2)
+
+
+def test_a_hung_owner_is_replaced_and_what_nobody_owns_is_woken_also_by_a_new_supervisor(
+    bench: Bench, new_id: Callable[[str], str]
+) -> None:
+    runtime = bench.runtime(supervisor=LIMITS)
+    store = runtime.store
+    gate = new_id("gate")
+
+    def interrupted(word: str) -> tuple[AgentHandle, str, dict[str, Any]]:
+        """An agent in the middle of a model call, which waits for the gate."""
+        agent = runtime.create(Puppet, new_id(word))
+        handle = agent.start(turn(answer=f"by {word}", model_gates={1: gate}))
+        effects.until(lambda: bool(asked(agent.agent_id)), "the model call")
+        return agent, handle.execution_id, agent.status()
+
+    def goes_on(agent: AgentHandle, before: dict[str, Any]) -> None:
+        """Wait for the next owner, without asking for it."""
+        effects.until(lambda: store.load_root(agent.agent_id).epoch > before["epoch"], "the next owner")
+        assert store.load_root(agent.agent_id).owner["pid"] != before["pid"]
+
+    def ended(execution_id: str) -> None:
+        effects.until(
+            lambda: store.load_execution(execution_id).status is ExecutionStatus.COMPLETED, "the end"
+        )
+
+    try:
+        hung, hung_execution, stale = interrupted("hung")
+        os.kill(stale["pid"], signal.SIGSTOP)
+        try:
+            goes_on(hung, stale)
+        finally:
+            if processes.is_alive(stale["pid"]):
+                os.kill(stale["pid"], signal.SIGCONT)
+        assert not processes.wait_dead([stale["pid"]], timeout_s=PATIENCE_S)
+        [report] = runtime.supervisor_report() or []
+        assert report["counts"]["ended_processes"] == 1
+        assert report["cluster"] == store.load_root(hung.agent_id).owner["cluster"]
+
+        processes.kill_hard([report["pid"]])
+        lost, lost_execution, before = interrupted("lost")
+        kill_actor(lost.agent_id)  # for good: Ray does not start it again
+        goes_on(lost, before)
+        effects.until(lambda: bool(runtime.supervisor_report()), "the next supervisor")
+        [again] = runtime.supervisor_report() or []
+        assert again["pid"] != report["pid"]
+
+        idle = runtime.create(Puppet, new_id("idle"))
+        idle.unload()
+        supervisor = ray.get_actor("supervisor", namespace="phronomy")
+        where = ray.get(supervisor.activate.remote(idle.agent_id), timeout=PATIENCE_S)
+        assert (
+            ray.get(ray.get_actor(where["actor"], namespace="phronomy").status.remote())["lifecycle"]
+            == "idle"
+        )
+        effects.open_gate(gate)
+        ended(hung_execution)
+        ended(lost_execution)
+        epochs = {
+            event.payload["epoch"] for event in store.events(hung_execution) if event.type == "recovered"
+        }
+        assert epochs == {store.load_root(hung.agent_id).epoch}, (
+            "one new owner, and it is the one that ended it"
+        )
+    finally:
+        asyncio.run(no_supervisor())
+
+
+async def no_supervisor() -> None:
+    """Leave none behind: it would wake what other tests leave."""
+    try:
+        ray.kill(ray.get_actor("supervisor", namespace="phronomy"))
+    except ValueError:
+        return

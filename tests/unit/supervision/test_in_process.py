@@ -1,0 +1,113 @@
+"""What a driver has left interrupted goes on in the next one, and nobody calls anything for it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phronomy_ray import Agent, InProcess, Runtime
+from phronomy_ray.errors import AgentParkedError
+from phronomy_ray.journal import ExecutionStatus
+
+MODULE = """
+from pathlib import Path
+from phronomy_ray import Agent
+from phronomy_ray.models.scripted import ScriptedModel, final, hang
+
+FLAG = Path({flag!r})
+
+class Patient(Agent):
+    model = ScriptedModel(lambda request: final("fine") if FLAG.exists() else hang())
+    max_starts_without_progress = 1
+"""
+
+
+@pytest.fixture
+def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
+    """An importable class whose model answers once the file ``flag`` exists."""
+    (tmp_path / "patients.py").write_text(MODULE.format(flag=str(tmp_path / "flag")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("patients", None)
+    import patients  # type: ignore[import-not-found]
+
+    found: type[Agent] = patients.Patient
+    return found
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await is_so():
+            await asyncio.sleep(0.02)
+
+
+def runtime(tmp_path: Path, **options: Any) -> Runtime:
+    return Runtime(store=f"sqlite:///{tmp_path}/agents.db", placement=InProcess(), **options)
+
+
+async def test_interrupted_executions_and_queues_go_on_with_the_next_driver(
+    tmp_path: Path, patient: type[Agent]
+) -> None:
+    first = runtime(tmp_path, supervisor=True)
+    for agent_id in ("a", "b"):
+        agent = await first.create_async(patient, agent_id)
+        await agent.start_async("hello", execution_id=f"ex-{agent_id}")
+    await agent.start_async("next", execution_id="ex-next", on_busy="queue")
+
+    async def is_looked_after() -> bool:
+        return bool(await first.supervisor_report_async())
+
+    await until(is_looked_after)
+    await asyncio.to_thread(first.close)
+    (tmp_path / "flag").touch()
+    with runtime(tmp_path, supervisor=True) as second:
+
+        async def all_have_ended() -> bool:
+            rows = await second.executions_async()
+            return len(rows) == 3 and all(row.status is ExecutionStatus.COMPLETED for row in rows)
+
+        await until(all_have_ended)
+        report = await second.supervisor_report_async()
+        assert report is not None
+        assert report[0]["counts"]["wakes"] == 2
+        assert report[0]["failing"] == []
+
+
+async def test_without_a_supervisor_nothing_goes_on_by_itself(tmp_path: Path, patient: type[Agent]) -> None:
+    with runtime(tmp_path, supervisor=False) as driver:
+        await (await driver.create_async(patient, "a")).start_async("hello")
+        assert await driver.supervisor_report_async() is None
+
+
+async def test_a_parked_agent_says_so_to_everybody_until_it_is_put_back(
+    tmp_path: Path, patient: type[Agent]
+) -> None:
+    with runtime(tmp_path) as driver:
+        await (await driver.create_async(patient, "a")).start_async("hello", execution_id="ex1")
+    with runtime(tmp_path) as driver:
+        await driver.agent("a").resume_async("ex1")
+    with runtime(tmp_path) as driver:
+        agent = driver.agent("a")
+        for call in (
+            agent.resume_async("ex1"),
+            agent.start_async("more"),
+            agent.cancel_async("ex1"),
+            agent.add_knowledge_async("x"),
+            agent.execution("ex1").result_async(),
+            driver.load_async(patient, "a"),
+        ):
+            with pytest.raises(AgentParkedError, match="phronomy unpark a"):
+                await call
+        status = await agent.status_async()
+        assert (status["lifecycle"], status["parked"]["code"]) == ("parked", "no_progress")
+        assert (await agent.transcript_async())[0]["kind"] == "input_received"
+        assert [item.agent_id for item in await driver.parked_agents_async()] == ["a"]
+        (tmp_path / "flag").touch()
+        assert await agent.unpark_async() is True
+        assert await agent.unpark_async() is False
+        assert (await agent.execution("ex1").result_async()).output == "fine"
+        assert (await agent.status_async())["lifecycle"] == "idle"
