@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from phronomy_ray.assembly.capabilities import CapabilityRegistry, Provider
     from phronomy_ray.assembly.registry import ToolRegistry
     from phronomy_ray.assembly.sources import AssemblySources
+    from phronomy_ray.cancel_tokens import CancellationToken, Deadline
     from phronomy_ray.definition.agent import Agent
     from phronomy_ray.definition.filters import Filter, FilterContext, FilterSite, block
     from phronomy_ray.definition.hooks import LLMInputBuildContext, LLMInputPatch
@@ -34,14 +35,18 @@ if TYPE_CHECKING:
         ToolCompletion,
         tool,
     )
+    from phronomy_ray.detachment import ApprovalWait
     from phronomy_ray.errors import PhronomyError
     from phronomy_ray.events import Event, EventType
     from phronomy_ray.journal import ExecutionStatus
     from phronomy_ray.messages import Message, ToolCallRequest, Usage
+    from phronomy_ray.reservations import ExecutionObservation, ReservedExecution
     from phronomy_ray.results import ApprovalDecision, ApprovalRequest, RunResult, UnresolvedCall
     from phronomy_ray.runtime.agent_handle import AgentHandle
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
+    from phronomy_ray.runtime.hosted import HostedExecution
     from phronomy_ray.runtime.runtime import Runtime
+    from phronomy_ray.runtime.scope import Scope
     from phronomy_ray.runtime.traces import ToolTrace
     from phronomy_ray.supervision.limits import SupervisionLimits
     from phronomy_ray.tool_calls import ToolContext, ToolOrigin
@@ -55,9 +60,16 @@ _HOMES = {
     "ApprovalEvaluationRequest": "approvals",
     "ApprovalRequest": "results",
     "ApprovalVerdict": "approvals",
+    "ApprovalWait": "detachment",
     "AssemblySources": "assembly.sources",
+    "CancellationToken": "cancel_tokens",
     "CapabilityRegistry": "assembly.capabilities",
+    "Deadline": "cancel_tokens",
     "Dedicated": "definition.placement",
+    "ExecutionObservation": "reservations",
+    "HostedExecution": "runtime.hosted",
+    "ReservedExecution": "reservations",
+    "Scope": "runtime.scope",
     "InProcess": "definition.placement",
     "Packed": "definition.placement",
     "Event": "events",
@@ -103,17 +115,22 @@ __all__ = [
     "ApprovalEvaluationRequest",
     "ApprovalRequest",
     "ApprovalVerdict",
+    "ApprovalWait",
     "AssemblySources",
+    "CancellationToken",
     "CapabilityRegistry",
+    "Deadline",
     "Dedicated",
     "Event",
     "EventType",
     "ExecutionHandle",
     "ExecutionMode",
+    "ExecutionObservation",
     "ExecutionStatus",
     "Filter",
     "FilterContext",
     "FilterSite",
+    "HostedExecution",
     "InProcess",
     "InstanceOptions",
     "LLMInputBuildContext",
@@ -126,9 +143,11 @@ __all__ = [
     "Provider",
     "RayOptions",
     "Replay",
+    "ReservedExecution",
     "RuleEffect",
     "RunResult",
     "Runtime",
+    "Scope",
     "StandingRule",
     "SupervisionLimits",
     "Tool",

@@ -36,6 +36,16 @@ def new_edit_id() -> str:
     return f"ed_{uuid.uuid4().hex}"
 
 
+def new_start_id() -> str:
+    """A fresh random id of one start, the same for its repetitions."""
+    return f"st_{uuid.uuid4().hex}"
+
+
+def new_detach_id() -> str:
+    """A fresh random id of one detach, the same for its repetitions."""
+    return f"dt_{uuid.uuid4().hex}"
+
+
 def new_rule_id() -> RuleId:
     """A fresh random id of a standing rule."""
     return RuleId(f"ru_{uuid.uuid4().hex}")

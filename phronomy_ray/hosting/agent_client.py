@@ -73,6 +73,10 @@ class AgentClient:
         """Start from an agent that is known to be live."""
         self._live = live
 
+    def forget(self) -> None:
+        """It has left where it lived."""
+        self._live = None
+
     async def find(self) -> LiveAgent | None:
         """The agent where it lives, without waking it."""
         return self._live or await self._directory.find(self.agent_id)

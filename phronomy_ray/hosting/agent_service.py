@@ -20,6 +20,7 @@ from phronomy_ray.definition.busy import busy_rule
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.engine import AgentEngine, EngineParts
+from phronomy_ray.engine.reserved import ReservedStart
 from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -31,7 +32,7 @@ from phronomy_ray.hosting.agent_port import AgentDirectory
 from phronomy_ray.hosting.environment import environment_of
 from phronomy_ray.hosting.idle_unload import IdleUnload
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
-from phronomy_ray.ids import new_execution_id
+from phronomy_ray.ids import new_detach_id, new_execution_id
 from phronomy_ray.journal import ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
 from phronomy_ray.models.port import ModelPort
@@ -349,14 +350,18 @@ class AgentService:
         durable_context: dict[str, Any] | None = None,
         stream: bool = False,
         on_busy: str | None = None,
+        start_id: str = "",
+        correlation: dict[str, Any] | None = None,
+        budget_s: float | None = None,
     ) -> dict[str, Any]:
-        """Admit an execution, or let it wait, and return at once; see `AgentEngine.start`."""
+        """Admit an execution, or let it wait, and return at once; see `AgentEngine.start` and `ReservedStart`."""
         result = await self._engine().start(
             execution_id,
             input,
             durable_context=durable_context,
             stream=stream,
             on_busy=busy_rule(on_busy),
+            reserved=ReservedStart(start_id, correlation, budget_s),
         )
         return result.to_wire()
 
@@ -448,6 +453,19 @@ class AgentService:
     async def cancel(self, execution_id: str, reason: str = "cancelled") -> dict[str, Any]:
         """Cancel: the intent is durable when this returns, the end follows when nothing of it runs any more."""
         return (await self._engine().cancel(execution_id, reason)).to_wire()
+
+    async def detach(
+        self, execution_id: str, approval_request_id: str, detach_id: str = ""
+    ) -> dict[str, Any]:
+        """Let go of the agent, whose execution waits for this answer, and leave this process; see `DetachableAgent.detach`.
+
+        Without a `detach_id` a repetition is not recognised once the execution has gone on.
+        """
+        engine = self._engine()
+        wait = await engine.detach(execution_id, approval_request_id, detach_id or new_detach_id())
+        if not engine.is_active:
+            self._process.left(self)
+        return wait.to_wire()
 
     async def transcript(self, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """Journal records behind position `after`, as JSON."""

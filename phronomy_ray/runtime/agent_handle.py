@@ -9,19 +9,27 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from phronomy_ray.definition.busy import BusyRule, busy_rule
+from phronomy_ray.cancel_tokens import CancellationToken, Deadline
+from phronomy_ray.definition.busy import BusyRule
+from phronomy_ray.detachment import ApprovalWait
+from phronomy_ray.engine.observing import approval_wait
+from phronomy_ray.engine.reserved import ReservedStart
 from phronomy_ray.errors import AgentParkedError, InvalidInputError
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.ids import new_edit_id, new_execution_id
 from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.messages import Message
+from phronomy_ray.reservations import ReservedExecution
 from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.retention import Retention
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking
+from phronomy_ray.runtime.cancelling import budget_of, cancel_execution, tie
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
+from phronomy_ray.runtime.hosted import HostedExecution, check_unspent, start_hosted
 from phronomy_ray.runtime.parked import parked_status, stored_transcript, unpark
 from phronomy_ray.runtime.retentions import Retentions
+from phronomy_ray.runtime.starting import start_execution
 from phronomy_ray.runtime.transcript import read_transcript
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -54,7 +62,7 @@ class AgentHandle(WorkerInputRestricted):
         )
         if live is not None:
             self._client.use(live)
-        self._link = AgentLink(self._client, runtime.store, runtime._bridge)
+        self._link = AgentLink(self._client, runtime.store, runtime._bridge, runtime._open_scopes)
         self._holds = Retentions(lambda: runtime.store, lambda: runtime._bridge)
 
     def __repr__(self) -> str:
@@ -74,6 +82,7 @@ class AgentHandle(WorkerInputRestricted):
         durable_context: dict[str, Any] | None = None,
         stream: bool = False,
         on_busy: BusyRule | str | None = None,
+        cancellation: CancellationToken | None = None,
     ) -> ExecutionHandle:
         """Start an execution and return its handle once it is admitted, or waits for its turn.
 
@@ -84,18 +93,27 @@ class AgentHandle(WorkerInputRestricted):
             stream: whether tokens are sent to observers.
             on_busy: what to do while another execution is non-terminal: ``reject`` it, ``queue`` it (durably, in order), or
                 ``interrupt`` the other one and be next; the agent class's `on_busy` by default.
+            cancellation: cancels the execution when it is cancelled, as long as this runtime is open; its deadline holds at
+                the agent too (reason ``deadline_exceeded``).
 
         Raises:
+            CancellationError: the token is cancelled already (`DeadlineExceededError`: its time is over); nothing was sent.
             AgentBusyError: another execution is non-terminal, and the rule is to reject.
             BackpressureError: too many requests wait.
             StateConflictError: the id exists with another input.
             InvalidInputError: the input or context is not what it must be.
         """
         execution = execution_id or new_execution_id()
-        rule = busy_rule(on_busy)
-        await self._client.call(
-            "start", execution, input, durable_context, stream, rule.value if rule is not None else None
+        await start_execution(
+            self._client,
+            execution,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            on_busy=on_busy,
+            reserved=ReservedStart(budget_s=budget_of(cancellation)),
         )
+        tie(self._link, execution, cancellation)
         return ExecutionHandle(self, self._link, execution)
 
     start = blocking(start_async)
@@ -106,20 +124,31 @@ class AgentHandle(WorkerInputRestricted):
         *,
         execution_id: str | None = None,
         durable_context: dict[str, Any] | None = None,
-        timeout: float | None = None,
+        timeout: float | Deadline | None = None,
         on_busy: BusyRule | str | None = None,
+        cancellation: CancellationToken | None = None,
     ) -> RunResult:
         """Run until the end, or until a human is needed (`RunResult.suspended`).
 
-        Args are those of `start_async`; `timeout` is in seconds and ends only the wait.
+        Args are those of `start_async`; `timeout` is in seconds and ends only the wait, while a token ends the execution.
 
         Raises:
             the stored error of a failed or cancelled execution, with its class and code; else as `start_async`.
         """
-        handle = await self.start_async(
-            input, execution_id=execution_id, durable_context=durable_context, on_busy=on_busy
+        execution = execution_id or new_execution_id()
+        await start_execution(
+            self._client,
+            execution,
+            input,
+            durable_context=durable_context,
+            on_busy=on_busy,
+            reserved=ReservedStart(budget_s=budget_of(cancellation)),
         )
-        return (await handle.wait_async(until="suspended", timeout=timeout)).raise_for_status()
+        untie = tie(self._link, execution, cancellation)
+        result = await self.execution(execution).wait_async(until="suspended", timeout=timeout)
+        if result.status.is_terminal:
+            untie()
+        return result.raise_for_status()
 
     invoke = blocking(invoke_async)
 
@@ -165,6 +194,125 @@ class AgentHandle(WorkerInputRestricted):
         return RunResult.from_wire(wire)
 
     approve = blocking(approve_async)
+
+    # --- executions whose ids are fixed beforehand -------------------------------------------------------------
+
+    async def reserve_async(
+        self, *, execution_id: str | None = None, correlation: dict[str, Any] | None = None
+    ) -> ReservedExecution:
+        """An execution id of this agent, before anything is sent: keep it, then start under it. Nothing is stored.
+
+        Args:
+            execution_id: your own id; a fresh one by default.
+            correlation: what it is a part of; such an execution is not hosted.
+
+        Raises:
+            StateConflictError: the id is spent.
+            InvalidInputError: it is no id, or the correlation is no JSON mapping.
+        """
+        reserved = ReservedExecution(self.agent_id, execution_id or new_execution_id(), correlation)
+        if execution_id is not None:
+            await check_unspent(self._link, execution_id)
+        return reserved
+
+    reserve = blocking(reserve_async)
+
+    async def start_reserved_async(
+        self,
+        reservation: ReservedExecution,
+        input: Any,
+        *,
+        durable_context: dict[str, Any] | None = None,
+        stream: bool = False,
+        cancellation: CancellationToken | None = None,
+    ) -> ExecutionHandle:
+        """Start exactly the reserved execution; the same reservation and input again observes it and never runs it twice.
+
+        Raises:
+            InvalidInputError: the reservation is another agent's; else as `start_async`.
+            StateConflictError: the id exists with another input, correlation or agent.
+        """
+        if reservation.agent_id != self.agent_id:
+            raise InvalidInputError(
+                f"the reservation is one of agent {reservation.agent_id!r}, not of {self.agent_id!r}"
+            )
+        await start_execution(
+            self._client,
+            reservation.execution_id,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            on_busy=BusyRule.REJECT,
+            reserved=ReservedStart(correlation=reservation.correlation, budget_s=budget_of(cancellation)),
+        )
+        tie(self._link, reservation.execution_id, cancellation)
+        return ExecutionHandle(self, self._link, reservation.execution_id)
+
+    start_reserved = blocking(start_reserved_async)
+
+    async def start_hosted_async(
+        self,
+        reservation: ReservedExecution,
+        input: Any,
+        *,
+        durable_context: dict[str, Any] | None = None,
+        stream: bool = False,
+        cancellation: CancellationToken | None = None,
+    ) -> HostedExecution:
+        """Start a reserved execution in the care of this driver, which may let go of it while a human is waited for.
+
+        Raises:
+            InvalidInputError: the reservation is another agent's, or has a correlation.
+            StateConflictError: its id is spent.
+            AgentBusyError: another execution is non-terminal; else as `start_async`.
+        """
+        return await start_hosted(
+            self._link,
+            reservation,
+            input,
+            durable_context=durable_context,
+            stream=stream,
+            cancellation=cancellation,
+        )
+
+    start_hosted = blocking(start_hosted_async)
+
+    async def approve_hosted_async(
+        self,
+        execution_id: str,
+        approval_request_id: str,
+        *,
+        approved: bool = True,
+        edited_arguments: dict[str, Any] | None = None,
+        decided_by: str | None = None,
+        reason: str | None = None,
+        cancellation: CancellationToken | None = None,
+    ) -> HostedExecution:
+        """Answer a request like `approve_async`, and take the execution into the care of this driver, which may let go of it again
+        at its next request. Raises as `approve_async`.
+        """
+        budget_of(cancellation)  # a cancelled token starts nothing
+        await self.approve_async(
+            execution_id,
+            approval_request_id,
+            approved=approved,
+            edited_arguments=edited_arguments,
+            decided_by=decided_by,
+            reason=reason,
+        )
+        return HostedExecution(self._link, execution_id, cancellation)
+
+    approve_hosted = blocking(approve_hosted_async)
+
+    def hosted(self, execution_id: str, *, cancellation: CancellationToken | None = None) -> HostedExecution:
+        """An execution of this agent, which runs or waits, taken into the care of this driver: for a host that was restarted."""
+        return HostedExecution(self._link, execution_id, cancellation)
+
+    async def approval_wait_async(self, execution_id: str) -> ApprovalWait | None:
+        """The committed wait of an execution; see `Runtime.approval_wait_async`. Wakes nothing."""
+        return await asyncio.to_thread(approval_wait, self._link.store, self.agent_id, execution_id)
+
+    approval_wait = blocking(approval_wait_async)
 
     async def resume_async(self, execution_id: str) -> RunResult:
         """Wake the agent if need be (which continues what can be continued) and give the execution as it is."""
@@ -219,8 +367,14 @@ class AgentHandle(WorkerInputRestricted):
     resolve = blocking(resolve_async)
 
     async def cancel_async(self, execution_id: str, reason: str = "cancelled") -> RunResult:
-        """Cancel an execution; the intent is durable when this returns. A terminal one stays as it is."""
-        return RunResult.from_wire(await self._client.call("cancel", execution_id, reason))
+        """Cancel an execution, from any driver: the wish is stored before its owner, who is woken for it, is told. The first reason
+        counts. A terminal execution stays as it is.
+
+        Raises:
+            NotFoundError: the agent has no such execution.
+            PhronomyError: the owner could not be told; the wish is stored, and the next owner takes it up.
+        """
+        return await cancel_execution(self._link, execution_id, reason)
 
     cancel = blocking(cancel_async)
 

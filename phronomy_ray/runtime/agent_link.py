@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.runtime.bridge import Bridge
+from phronomy_ray.runtime.open_scopes import OpenScopes
 from phronomy_ray.store.port import Store
 
 
@@ -19,3 +20,5 @@ class AgentLink:
     store: Store
     #: The loop that blocking forms run on.
     bridge: Bridge
+    #: The runtime's open scopes.
+    scopes: OpenScopes = field(default_factory=OpenScopes)

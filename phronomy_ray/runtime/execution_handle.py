@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
+from phronomy_ray.cancel_tokens import CancellationToken, Deadline
 from phronomy_ray.errors import InvalidInputError, NotFoundError, WaitTimeoutError
 from phronomy_ray.events import Event
 from phronomy_ray.hosting.agent_client import RECONNECT_S, SLICE_S, STORE_POLL_S
@@ -14,6 +15,7 @@ from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.results import RunResult
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking, refuse_on_loop
+from phronomy_ray.runtime.cancelling import seconds_of, unless_cancelled
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
@@ -37,17 +39,30 @@ class ExecutionHandle(WorkerInputRestricted):
     def _bridge(self) -> Bridge:
         return self._link.bridge
 
-    async def wait_async(self, until: str = "terminal", timeout: float | None = None) -> RunResult:
+    async def wait_async(
+        self,
+        until: str = "terminal",
+        timeout: float | Deadline | None = None,
+        *,
+        cancellation: CancellationToken | None = None,
+    ) -> RunResult:
         """Wait until it is ``terminal`` or, with ``until="suspended"``, at the latest until it needs a human.
 
-        Returns the result whatever the end is. A lost actor does not end the wait.
+        Returns the result whatever the end is. A lost actor does not end the wait. `timeout` and `cancellation` end only the wait.
 
         Raises:
-            WaitTimeoutError: after `timeout` seconds; the execution goes on.
+            WaitTimeoutError: after `timeout` seconds, or when the token's time is over; the execution goes on.
+            CancellationError: the token was cancelled (code ``wait_cancelled``); the execution goes on.
             NotFoundError: there is no such execution.
         """
         if until not in ("terminal", "suspended"):
             raise InvalidInputError(f"until must be 'terminal' or 'suspended', not {until!r}")
+        waiting = self._wait(until, seconds_of(timeout))
+        return await unless_cancelled(waiting, cancellation, what=f"execution {self.execution_id}")
+
+    wait = blocking(wait_async)
+
+    async def _wait(self, until: str, timeout: float | None) -> RunResult:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
@@ -61,15 +76,15 @@ class ExecutionHandle(WorkerInputRestricted):
             if result is not None:
                 return result
 
-    wait = blocking(wait_async)
-
-    async def result_async(self, timeout: float | None = None) -> RunResult:
+    async def result_async(
+        self, timeout: float | Deadline | None = None, *, cancellation: CancellationToken | None = None
+    ) -> RunResult:
         """Wait until the end, through any number of suspensions.
 
         Raises:
-            the stored error of a failed or cancelled execution; `WaitTimeoutError` after `timeout` seconds.
+            the stored error of a failed or cancelled execution; else as `wait_async`.
         """
-        return (await self.wait_async("terminal", timeout)).raise_for_status()
+        return (await self.wait_async("terminal", timeout, cancellation=cancellation)).raise_for_status()
 
     result = blocking(result_async)
 

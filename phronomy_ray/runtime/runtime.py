@@ -25,21 +25,22 @@ from phronomy_ray.errors import (
     NotFoundError,
 )
 from phronomy_ray.hosting.agent_client import AgentClient
-from phronomy_ray.hosting.agent_port import live_status, status_of
+from phronomy_ray.hosting.agent_port import AgentDirectory, live_status, status_of
 from phronomy_ray.hosting.waking import definition_source
 from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ApprovalRequest, RunResult
-from phronomy_ray.runtime.administration import Administration
 from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.runtime.bridge import blocking
 from phronomy_ray.runtime.config import RuntimeConfig, resolve_config
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.homes import open_home
+from phronomy_ray.runtime.reserved_runs import ReservedRuns
 from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.rules import StandingRules
+from phronomy_ray.runtime.scope import Scope
 from phronomy_ray.runtime.supervision import Supervision
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
@@ -48,7 +49,7 @@ from phronomy_ray.tools.pool_config import PoolConfig
 from phronomy_ray.worker_inputs import check_worker_input
 
 
-class Runtime(Administration):
+class Runtime(ReservedRuns):
     """Connects to Ray and to the store; a context manager. Leaving it closes this driver's side only.
 
     Args:
@@ -287,6 +288,19 @@ class Runtime(Administration):
     def agent(self, agent_id: str) -> AgentHandle:
         """A handle by id alone; its class is found in the store when the agent has to be woken."""
         return AgentHandle(self, check_id(agent_id, "agent_id"))
+
+    def scope(self) -> Scope:
+        """``with runtime.scope() as scope:`` (or ``async with``): agents that are woken through it are unloaded at its end. See
+        `Scope`.
+        """
+        return Scope(self, self._open_scopes)
+
+    def _with_directory(self, directory: AgentDirectory) -> Runtime:
+        """This runtime, seen through another way to its agents; it is not closed by itself."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view.directory = directory
+        return view
 
     def _agent_client(self, agent_id: str) -> AgentClient:
         return self.agent(agent_id)._client

@@ -17,7 +17,7 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide"
 
 @pytest.fixture
 def handle() -> AgentHandle:
-    runtime: Any = SimpleNamespace(store=None, directory=None, _bridge=None)
+    runtime: Any = SimpleNamespace(store=None, directory=None, _bridge=None, _open_scopes=None)
     return AgentHandle(runtime, "a1")
 
 
@@ -27,9 +27,9 @@ def public(thing: Any) -> set[str]:
 
 def test_an_agents_handle(handle: AgentHandle) -> None:
     assert public(handle) == {
-        "actor", "add_knowledge", "agent_id", "approve", "cancel", "clear_knowledge", "clear_transcript", "close", "execution",
-        "invoke", "pending_approvals", "purge", "queued_requests", "release", "reset_context", "resolve", "resume", "retain", "retentions",
-        "start", "status", "transcript", "transcript_messages", "unload", "unpark",
+        "actor", "add_knowledge", "agent_id", "approval_wait", "approve", "approve_hosted", "cancel", "clear_knowledge",
+        "clear_transcript", "close", "execution", "hosted", "invoke", "pending_approvals", "purge", "queued_requests", "release", "reserve",
+        "reset_context", "resolve", "resume", "retain", "retentions", "start", "start_hosted", "start_reserved", "status", "transcript", "transcript_messages", "unload", "unpark",
     }  # fmt: skip
 
 
