@@ -59,7 +59,7 @@ def test_an_execution_is_held_by_its_id_alone(holds: Retentions, owner: Owner) -
 
 
 def test_a_handle_holds_its_agent(store: SqlStore, bridge: Bridge, owner: Owner) -> None:
-    runtime: Any = SimpleNamespace(store=store, directory=None, _bridge=bridge)
+    runtime: Any = SimpleNamespace(store=store, directory=None, _bridge=bridge, _open_scopes=None)
     handle = AgentHandle(runtime, owner.agent_id)
     whole = handle.retain("report")
     part = handle.retain("report", execution_id="ex1")
