@@ -1,0 +1,104 @@
+"""Whether what is left after a storm is right. Pure but for reading the store: effects and history come in."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from phronomy_ray.journal import EventRow, ExecutionRow, ToolCallRow, ToolCallStatus
+from phronomy_ray.store.port import Store
+from phronomy_ray.testing.chaos.agents import NEVER
+
+
+def violations(
+    store: Store, effects: Sequence[Mapping[str, Any]], history: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What is wrong, in words; nothing when all is well."""
+    found: list[str] = []
+    executions: dict[str, ExecutionRow] = {}
+    calls: list[ToolCallRow] = []
+    for root in store.list_agents(limit=100_000):
+        journal = store.read_journal(root.agent_id, limit=1_000_000)
+        positions = [record.position for record in journal]
+        if positions != list(range(1, root.journal_position + 1)):
+            found.append(f"{root.agent_id}: journal positions have gaps or repeats")
+        rows = store.list_executions(agent_id=root.agent_id, limit=100_000)
+        for row in rows:
+            executions[row.execution_id] = row
+            of_row = store.tool_calls(row.execution_id)
+            calls += of_row
+            found += check_execution(row, of_row, store.events(row.execution_id, limit=1_000_000))
+    found += check_told(executions, history)
+    found += check_effects(calls, effects, history)
+    return found
+
+
+def check_execution(row: ExecutionRow, calls: Iterable[ToolCallRow], events: Sequence[EventRow]) -> list[str]:
+    """One execution: it has ended, its events are complete, every call has an outcome, and owners came one after the other."""
+    found = []
+    name = row.execution_id
+    if not row.status.is_terminal:
+        found.append(f"{name}: stuck: {row.status.value} ({row.phase.value})")
+    if [event.seq for event in events] != list(range(1, len(events) + 1)):
+        found.append(f"{name}: event seqs have gaps or repeats")
+    if row.status.is_terminal:
+        for call in calls:
+            if not (call.status.is_settled or call.status is ToolCallStatus.UNKNOWN):
+                found.append(f"{name}: call {call.tool_call_id} has no outcome: {call.status.value}")
+    epochs = [event.payload["epoch"] for event in events if event.type == "recovered"]
+    if epochs != sorted(epochs):
+        found.append(f"{name}: an older owner has committed after a newer one: {epochs}")
+    return found
+
+
+def check_told(executions: Mapping[str, ExecutionRow], history: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What drivers were told is what is stored; what was admitted is there."""
+    found = []
+    for entry in history:
+        if entry["kind"] not in ("admitted", "ended"):
+            continue
+        name = entry["execution_id"]
+        row = executions.get(name)
+        if row is None:
+            found.append(f"{name}: a driver was told that it is {entry['kind']}, and it is not stored")
+        elif entry["kind"] == "ended" and row.status.value != entry["status"]:
+            found.append(f"{name}: a driver was told {entry['status']}, stored is {row.status.value}")
+    return found
+
+
+def check_effects(
+    calls: Iterable[ToolCallRow], effects: Iterable[Mapping[str, Any]], history: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """A body ran at most once per attempt; a ``never`` tool's at most once, and once more for each word that it was not
+    performed; what succeeded has an effect; a repeated call keeps its key.
+    """
+    found = []
+    by_call: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for effect in effects:
+        by_call[effect["tool_call_id"]].append(effect)
+    words = Counter(
+        entry["tool_call_id"]
+        for entry in history
+        if entry["kind"] == "resolved" and entry["outcome"] == "not_performed"
+    )
+    known = {call.tool_call_id: call for call in calls}
+    for call_id, of_call in by_call.items():
+        tool_name = of_call[0]["tool"]
+        if call_id not in known:
+            found.append(f"{call_id} ({tool_name}): an effect without a call in the ledger")
+        attempts = Counter(effect["attempt"] for effect in of_call)
+        for attempt, count in attempts.items():
+            if count > 1:
+                found.append(f"{call_id} ({tool_name}): attempt {attempt} ran {count} times")
+        if tool_name in NEVER and len(of_call) > 1 + words[call_id]:
+            found.append(
+                f"{call_id} ({tool_name}): ran {len(of_call)} times with {words[call_id]} words that it had not"
+            )
+        if len({effect["key"] for effect in of_call}) > 1:
+            found.append(f"{call_id} ({tool_name}): its key changed between attempts")
+    told = {entry["tool_call_id"] for entry in history if entry["kind"] == "resolved"}
+    for call_id, call in known.items():
+        if call.status is ToolCallStatus.SUCCEEDED and call_id not in by_call and call_id not in told:
+            found.append(f"{call_id} ({call.tool_name}): succeeded without an effect")
+    return found
