@@ -7,10 +7,12 @@ conversation to read or to keep.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -172,7 +174,8 @@ async def dbos(url: str) -> AsyncIterator[Turn]:
     try:
         yield turn
     finally:
-        DBOS.destroy()
+        DBOS.destroy()  # with the executor that it has made the loop's default
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
 
 
 __all__ = ["NEEDED", "dbos", "langgraph", "missing_peers"]
