@@ -52,6 +52,21 @@ def end_batches(connection: Connection) -> None:
         context[0].__exit__(None, None, None)
 
 
+def check_connected(connection: Connection) -> None:
+    """See, without asking the server, whether it has closed this connection while nobody used it. Raises SQLAlchemy's error."""
+    if connection.dialect.name != "postgresql":
+        return
+    driver: Any = connection.connection.driver_connection
+    errors = cast("Any", connection.dialect.loaded_dbapi).Error
+    try:
+        readable = select.poll()
+        readable.register(driver.pgconn.socket, select.POLLIN)
+        while readable.poll(0):  # its last words, and then its end
+            driver.pgconn.consume_input()
+    except errors as error:
+        raise wrapped(connection, driver, error, errors) from error
+
+
 def _execute(connection: Connection, statement: Executable, rows: Sequence[dict[str, Any]]) -> int:
     """With the driver's own named parameters: SQLAlchemy's handling of each row costs more than SQLite's."""
     if not rows:
@@ -75,7 +90,7 @@ def _run_pipelined(connection: Connection, steps: Sequence[Step]) -> list[int]:
     except errors as error:
         with suppress(Exception):  # the first error is the one to report
             end_batches(connection)
-        raise _wrapped(connection, driver, error, errors) from error
+        raise wrapped(connection, driver, error, errors) from error
     return [0 if cursor is None else cursor.rowcount for cursor in cursors]
 
 
@@ -127,7 +142,7 @@ def _compiled(connection: Connection, statement: Executable) -> tuple[str, dict[
     return found
 
 
-def _wrapped(connection: Connection, driver: Any, error: Any, errors: Any) -> Exception:
+def wrapped(connection: Connection, driver: Any, error: Any, errors: Any) -> Exception:
     """`error` as SQLAlchemy would raise it; a dead connection, and its pool's others, are not used again."""
     lost = connection.dialect.is_disconnect(error, driver, None)
     if lost:
@@ -153,4 +168,4 @@ def _can_pipeline() -> bool:
     return Pipeline.is_supported()
 
 
-__all__ = ["Step", "end_batches", "run_batch"]
+__all__ = ["Step", "check_connected", "end_batches", "run_batch", "wrapped"]

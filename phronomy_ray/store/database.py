@@ -73,6 +73,10 @@ class SqlDatabase:
         self._ready(for_writing=True)
         return self._transactions.write(work, repeat_unknown=repeat_unknown)
 
+    def _write_statement(self, work: Callable[[Connection], T]) -> T:
+        self._ready(for_writing=True)
+        return self._transactions.write_statement(work)
+
     def _read(self, work: Callable[[Connection], T]) -> T:
         self._ready(for_writing=False)
         return self._transactions.read(work)

@@ -1,7 +1,7 @@
-"""Executes commits of different agents in one transaction: one round trip, one ``COMMIT``, one flush of the log.
+"""Executes commits of different agents in one transaction: one round trip and one flush of the log.
 
-Optimistic: the rows of all commits are merged, table by table, and sent together behind the fence of all roots; only the
-numbers of rows touched are looked at. If one is not what it would be with every commit accepted, or the database refuses a
+Optimistic: the rows of all commits are merged, table by table, and sent together behind the fence of all roots (on PostgreSQL as one
+statement, `group_statement`); only the numbers of rows touched are looked at. If one is not what it would be with every commit accepted, or the database refuses a
 statement, nothing is committed and the group is taken apart (`execute_in_groups`) until the refused commit stands alone and
 is executed as it always was, with its own error. So a group can never do what its commits one by one could not.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
@@ -24,9 +24,10 @@ from phronomy_ray.errors import (
     SchemaVersionError,
     StoreUnavailableError,
 )
-from phronomy_ray.store import record_sets, statements
+from phronomy_ray.store import statements
 from phronomy_ray.store.batches import Step, run_batch
 from phronomy_ray.store.commit_writer import PreparedCommit
+from phronomy_ray.store.group_statement import run_statement
 from phronomy_ray.store.rows import Columns
 
 T = TypeVar("T")
@@ -40,8 +41,8 @@ MAX_GROUP_COMMITS = 256
 _OF_ALL = (CommitOutcomeUnknownError, StoreUnavailableError, ConfigurationError, SchemaVersionError)
 
 
-class _Write(Protocol):
-    """`Transactions.write`, as far as it is needed here."""
+class Write(Protocol):
+    """Runs a unit of work and has it committed; `Transactions.write`, as far as it is needed here."""
 
     def __call__(self, work: Callable[[Connection], T], /) -> T: ...
 
@@ -51,70 +52,63 @@ class GroupRefused(Exception):
 
 
 def execute_in_groups(
-    prepared: Sequence[PreparedCommit], write: _Write, *, skips_locked: bool
+    prepared: Sequence[PreparedCommit], write: Write, write_together: Write, *, skips_locked: bool
 ) -> list[PhronomyError | None]:
     """Execute commits of different agents in as few transactions as their size and their fate allow.
 
     Args:
         prepared: the commits; earlier ones are executed earlier when they cannot be executed together.
         write: runs a unit of work in a transaction of its own.
+        write_together: the same for `write_group`: on PostgreSQL its statement is its own transaction.
         skips_locked: whether the database can pass over rows that others hold.
 
     Returns what `Store.execute` would have raised for each.
     """
     outcomes: list[PhronomyError | None] = []
     for group in _sized(prepared):
-        outcomes += _execute(group, write, skips_locked=skips_locked)
+        outcomes += _execute(group, write, write_together, skips_locked=skips_locked)
     return outcomes
 
 
 def write_group(connection: Connection, group: Sequence[PreparedCommit]) -> None:
-    """Execute `group` on `connection`, inside its transaction. Raises `GroupRefused`; roll back."""
-    fence, advanced = _fence(connection, group)
+    """Execute `group` on `connection`: on SQLite inside its transaction, on PostgreSQL as one statement in autocommit mode.
+
+    Raises `GroupRefused`, or as the database says; nothing may be committed then.
+    """
     engine_name = connection.dialect.name
+    roots = [item.root for item in group]
     counted: list[Step] = [
         (
             statements.INSERT_EXECUTION[engine_name],
             _by_id(item.new_execution for item in group if item.new_execution is not None),
         ),
-        (
-            statements.UPDATE_EXECUTION,
-            [item.execution for item in group if item.execution is not None],
-        ),
+        (statements.UPDATE_EXECUTION, [item.execution for item in group if item.execution is not None]),
         (statements.DELETE_REQUEST, [row for item in group for row in item.ended_requests]),
         (
             statements.INSERT_REQUEST[engine_name],
             _by_id(row for item in group for row in item.new_requests),
         ),
-        *(
-            (group[0].updates[index][1], [row for item in group for row in item.updates[index][2]])
-            for index in range(len(group[0].updates))
-        ),
+        *_merged([item.updates for item in group]),
     ]
-    expected = [advanced, *(len(rows) for _, rows in counted)]
     contents = {row["content_id"]: row for item in group for row in item.contents}
-    counts = run_batch(
-        connection,
-        [
-            fence,
-            *counted,
-            (statements.INSERT_CONTENT[engine_name], [contents[key] for key in sorted(contents)]),
-            *(
-                (group[0].inserts[index][0], [row for item in group for row in item.inserts[index][1]])
-                for index in range(len(group[0].inserts))
-            ),
-        ],
-    )
+    others: list[Step] = [
+        (statements.INSERT_CONTENT[engine_name], [contents[key] for key in sorted(contents)]),
+        *_merged([item.inserts for item in group]),
+    ]
+    if engine_name == "postgresql":
+        run_statement(connection, roots, counted, others)
+        return
+    expected = [len(roots), *(len(rows) for _, rows in counted)]
+    counts = run_batch(connection, [(statements.ADVANCE_ROOT, roots), *counted, *others])
     if counts[: len(expected)] != expected:
         raise GroupRefused
 
 
-def _fence(connection: Connection, group: Sequence[PreparedCommit]) -> tuple[Step, int]:
-    """The fence of all roots, and its number of rows when they are advanced."""
-    roots = [item.root for item in group]
-    if connection.dialect.name == "postgresql":
-        return (record_sets.ADVANCE_FREE_ROOTS, [record_sets.as_rows(roots)]), 1
-    return (statements.ADVANCE_ROOT, roots), len(roots)
+def _merged(steps: Sequence[Sequence[tuple[Any, ...]]]) -> list[Step]:
+    """Steps of the same statements, each with the rows of all; a step ends with its statement and its rows."""
+    return [
+        (column[0][-2], [row for step in column for row in step[-1]]) for column in zip(*steps, strict=True)
+    ]
 
 
 def _by_id(rows: Iterable[Columns]) -> list[Columns]:
@@ -123,10 +117,10 @@ def _by_id(rows: Iterable[Columns]) -> list[Columns]:
 
 
 def _execute(
-    group: Sequence[PreparedCommit], write: _Write, *, skips_locked: bool
+    group: Sequence[PreparedCommit], write: Write, write_together: Write, *, skips_locked: bool
 ) -> list[PhronomyError | None]:
     try:
-        write(lambda connection: write_group(connection, group))
+        write_together(lambda connection: write_group(connection, group))
     except GroupRefused:
         pass
     except _OF_ALL as error:
@@ -145,7 +139,7 @@ def _execute(
             others.append(index)
     for part in _halves(others):
         found = (
-            _execute([group[index] for index in part], write, skips_locked=skips_locked)
+            _execute([group[index] for index in part], write, write_together, skips_locked=skips_locked)
             if len(part) > 1
             else [_alone(group[part[0]], write)]
         )
@@ -158,7 +152,7 @@ def _halves(indices: list[int]) -> list[list[int]]:
     return [part for part in (indices[:middle], indices[middle:]) if part]
 
 
-def _alone(item: PreparedCommit, write: _Write) -> PhronomyError | None:
+def _alone(item: PreparedCommit, write: Write) -> PhronomyError | None:
     try:
         write(item.write)
     except PhronomyError as error:
@@ -166,7 +160,7 @@ def _alone(item: PreparedCommit, write: _Write) -> PhronomyError | None:
     return None
 
 
-def _held(group: Sequence[PreparedCommit], write: _Write) -> set[str]:
+def _held(group: Sequence[PreparedCommit], write: Write) -> set[str]:
     """Agents of `group` whose root another transaction holds at this moment."""
     names = {item.commit.agent_id for item in group}
 

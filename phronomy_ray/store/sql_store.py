@@ -226,7 +226,10 @@ class SqlStore(
             except PhronomyError as error:
                 outcomes[index] = error
         found = execute_in_groups(
-            list(prepared.values()), self._write, skips_locked=self._location.backend == "postgresql"
+            list(prepared.values()),
+            self._write,
+            self._write_statement,
+            skips_locked=self._location.backend == "postgresql",
         )
         for index, outcome in zip(prepared, found, strict=True):
             outcomes[index] = outcome

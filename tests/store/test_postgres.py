@@ -367,8 +367,12 @@ class TestLimits:
             owner.append("same position")
 
 
+#: What a commit looks like on the wire, and a group of commits.
+COMMITTING = (b"COMMIT\x00", b"roots AS MATERIALIZED")
+
+
 class LossyProxy:
-    """A relay to the server that drops a connection when its ``COMMIT`` passes: before it (`lose` = ``request``) or
+    """A relay to the server that drops a connection when a commit passes: before it (`lose` = ``request``) or
     after the server has done it (``reply``)."""
 
     def __init__(self, url: str) -> None:
@@ -404,7 +408,7 @@ class LossyProxy:
                 if source is server:
                     client.sendall(data)
                     continue
-                if self.lose and b"COMMIT\x00" in data:
+                if self.lose and any(mark in data for mark in COMMITTING):
                     lose, self.lose = self.lose, None
                     if lose == "reply":
                         server.sendall(data)
