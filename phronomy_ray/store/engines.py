@@ -147,6 +147,10 @@ def _postgresql_engine(location: Location, options: StoreOptions) -> Engine:
         "lock_timeout": _milliseconds(options.lock_timeout_s),
         "idle_in_transaction_session_timeout": _milliseconds(options.idle_in_transaction_timeout_s),
         "default_transaction_isolation": r"read\ committed",
+        # Every join of ours is along an index and of few rows. The planner takes a JSON text for a hundred rows, and would rather read
+        # all of a table of some thousand rows, which is what a commit must never do.
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
         "client_encoding": "UTF8",
     }
     ours = " ".join(f"-c {name}={value}" for name, value in settings.items())

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, Table
+from sqlalchemy import Executable, Table
 from sqlalchemy.dialects import postgresql
 
 from phronomy_ray.store import statements
 from phronomy_ray.store.tables import (
-    IS_OPEN,
+    OPEN_STATUSES,
     approvals,
     contents,
     events,
@@ -57,8 +57,13 @@ _UPDATES: dict[Executable, Table] = {
     statements.UPDATE_TOOL_CALL: tool_calls,
 }
 _DELETES: dict[Executable, Table] = {statements.DELETE_REQUEST: queued_requests}
-#: Guards that no parameter belongs to.
-_GUARDS: dict[Executable, ColumnElement[bool]] = {statements.UPDATE_EXECUTION: IS_OPEN}
+#: Guards that no parameter belongs to. A condition on the table alone would let a planner that thinks few rows meet it go through
+#: all of those; in this form it can only be looked at when the row has been found by its key.
+_GUARDS: dict[Executable, str] = {
+    statements.UPDATE_EXECUTION: 'CASE WHEN r."the_execution_id" IS NOT NULL THEN executions.status IN ('
+    + ", ".join(f"'{status}'" for status in OPEN_STATUSES)
+    + ") END"
+}
 
 
 def as_record_set(
@@ -112,7 +117,7 @@ def form_of(statement: Executable, names: Sequence[str], parameter: str, *, behi
         f"{target}.{_quoted(column)} = r.{_quoted(name)}" for name, kind, column in split if kind != "new"
     ]
     if statement in _GUARDS:
-        guards.append(str(_GUARDS[statement].compile(dialect=_DIALECT)))
+        guards.append(_GUARDS[statement])
     where = " AND ".join([*guards, asked] if asked else guards)
     if deleting:
         return f"DELETE FROM {target} USING {others}{source} WHERE {where}"
