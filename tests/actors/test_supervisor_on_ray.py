@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -14,8 +15,11 @@ from ray_testbed.agents import Puppet, asked, turn
 from ray_testbed.effects import PATIENCE_S
 from ray_testbed.fixtures import Bench, kill_actor
 
-from phronomy_ray import AgentHandle
+from phronomy_ray import AgentHandle, Dedicated
+from phronomy_ray.actors.ray_population import RayPopulation
+from phronomy_ray.hosting.wiring import DefinitionSource
 from phronomy_ray.journal import ExecutionStatus
+from phronomy_ray.supervision.crowd import LiveOne
 from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.testing import processes
 
@@ -68,25 +72,28 @@ def test_a_hung_owner_is_replaced_and_what_nobody_owns_is_woken_also_by_a_new_su
         [again] = runtime.supervisor_report() or []
         assert again["pid"] != report["pid"]
 
-        idle = runtime.create(Puppet, new_id("idle"))
-        idle.unload()
-        supervisor = ray.get_actor("supervisor", namespace="phronomy")
-        where = ray.get(supervisor.activate.remote(idle.agent_id), timeout=PATIENCE_S)
-        assert (
-            ray.get(ray.get_actor(where["actor"], namespace="phronomy").status.remote())["lifecycle"]
-            == "idle"
-        )
         effects.open_gate(gate)
         ended(hung_execution)
         ended(lost_execution)
-        epochs = {
+        places = replace(runtime.config.wiring(DefinitionSource("")), placement=Dedicated(max_live_agents=1))
+        crowd = {one.agent_id: one for one in asyncio.run(crowd_of(RayPopulation(places, store)))}
+        assert crowd[hung.agent_id].may_leave
+        assert crowd[hung.agent_id].idle_s > 0
+        hung.unload()
+        supervisor = ray.get_actor("supervisor", namespace="phronomy")
+        where = ray.get(supervisor.activate.remote(hung.agent_id), timeout=PATIENCE_S)
+        actor = ray.get_actor(where["actor"], namespace="phronomy")
+        assert ray.get(actor.status.remote())["lifecycle"] == "idle"
+        taken = {
             event.payload["epoch"] for event in store.events(hung_execution) if event.type == "recovered"
         }
-        assert epochs == {store.load_root(hung.agent_id).epoch}, (
-            "one new owner, and it is the one that ended it"
-        )
+        assert taken == {stale["epoch"] + 1}, "one new owner has gone on with it"
     finally:
         asyncio.run(no_supervisor())
+
+
+async def crowd_of(population: RayPopulation) -> list[LiveOne]:
+    return await population.crowd() or []
 
 
 async def no_supervisor() -> None:
