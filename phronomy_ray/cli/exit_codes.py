@@ -7,6 +7,7 @@ from enum import IntEnum
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     AgentBusyError,
+    AgentParkedError,
     BackpressureError,
     ConfigurationError,
     ConflictError,
@@ -61,6 +62,7 @@ _TABLE: tuple[tuple[type[PhronomyError], ExitCode], ...] = (
     (AgentBusyError, ExitCode.CONFLICT),
     (AgentAlreadyExistsError, ExitCode.CONFLICT),
     (BackpressureError, ExitCode.CONFLICT),
+    (AgentParkedError, ExitCode.CONFLICT),
     (SchemaVersionError, ExitCode.USAGE),
     (ConfigurationError, ExitCode.USAGE),
     (InvalidInputError, ExitCode.USAGE),

@@ -11,6 +11,7 @@ from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.engine.reading import check_definition, check_options
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_tools import TurnTools
+from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.journal import AgentRoot, ExecutionStatus, JournalRecord, Lifecycle
 from phronomy_ray.kernel.context import Conversation
 from phronomy_ray.kernel.progress import binding_of
@@ -53,6 +54,18 @@ async def take_over(
     if reason is not None:
         await store.run(port.park_agent, agent_id, epoch=hydration.root.epoch, reason=reason)
         raise parked_error(agent_id, reason)
+    try:
+        return await _restore(hydration, store, options, turn_tools)
+    except ConfigurationError:  # it has not even begun: that is no crash, however often it is tried
+        await store.run(port.uncount_start, agent_id, epoch=hydration.root.epoch)
+        raise
+
+
+async def _restore(
+    hydration: Hydration, store: StoreClient, options: InstanceOptions, turn_tools: TurnTools
+) -> AgentState:
+    """The state of what was found. Raises `ConfigurationError` as `take_over`."""
+    port, agent_id = store.store, hydration.root.agent_id
     if hydration.execution is not None:
         check_options(options, hydration.execution.state.get("options", {}), agent_id)
     for request in hydration.queue:

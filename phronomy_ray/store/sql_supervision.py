@@ -72,6 +72,15 @@ class SqlSupervision(SqlDatabase):
 
         return self._write(work, repeat_unknown=True)
 
+    def uncount_start(self, agent_id: str, *, epoch: int) -> None:
+        """As `SupervisionStore.uncount_start`."""
+        parameters = {"the_agent_id": agent_id, "the_epoch": epoch}
+
+        def work(connection: Connection) -> None:
+            connection.execute(statements.UNCOUNT, parameters)
+
+        self._write(work)
+
     def unpark_agent(self, agent_id: str, *, now: datetime, cancel_reason: str = "") -> bool:
         """As `SupervisionStore.unpark_agent`; after a lost connection it is tried once more."""
         of = {"the_agent_id": agent_id}

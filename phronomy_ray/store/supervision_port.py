@@ -33,6 +33,13 @@ class SupervisionStore(Protocol):
         """
         ...
 
+    def uncount_start(self, agent_id: str, *, epoch: int) -> None:
+        """Take back the start that the claim of `epoch` has counted: its owner could not begin for a reason that is no crash.
+
+        Does nothing when another owner has taken the agent since.
+        """
+        ...
+
     def unpark_agent(self, agent_id: str, *, now: datetime, cancel_reason: str = "") -> bool:
         """Put a parked agent back into service under a new epoch, its count of starts at 0; whether it was parked.
 

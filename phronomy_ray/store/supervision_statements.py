@@ -86,6 +86,16 @@ PARK = (
     )
 )
 
+UNCOUNT = (
+    update(agents)
+    .where(
+        agents.c.agent_id == bindparam("the_agent_id"),
+        agents.c.epoch == bindparam("the_epoch"),
+        agents.c.starts_without_progress > 0,
+    )
+    .values(starts_without_progress=agents.c.starts_without_progress - 1)
+)
+
 #: Also gives the agent a new epoch: an owner from before has no say any more.
 UNPARK = (
     update(agents)
@@ -147,5 +157,6 @@ __all__ = [
     "QUEUED",
     "RUNNING",
     "SUPERVISORS",
+    "UNCOUNT",
     "UNPARK",
 ]

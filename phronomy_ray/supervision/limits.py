@@ -29,8 +29,9 @@ class SupervisionLimits:
     hung_after_questions: int = 3
     #: Limit of one question, in seconds.
     answer_timeout_s: float = 5.0
-    #: How long another cluster's supervisor may show no sign of life before its agents are taken over, in seconds.
-    foreign_after_s: float = 10.0
+    #: How long another cluster's supervisor may show no sign of life before its agents are taken over, in seconds. Ray needs up to
+    #: 20 s to bring back a supervisor whose node was lost.
+    foreign_after_s: float = 30.0
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -334,6 +334,10 @@ class FaultyStore(WorkerInputRestricted):
         """As `Store.park_agent`."""
         return self._run("park_agent", lambda: self.inner.park_agent(agent_id, epoch=epoch, reason=reason))
 
+    def uncount_start(self, agent_id: str, *, epoch: int) -> None:
+        """As `Store.uncount_start`."""
+        return self._run("uncount_start", lambda: self.inner.uncount_start(agent_id, epoch=epoch))
+
     def unpark_agent(self, agent_id: str, *, now: datetime, cancel_reason: str = "") -> bool:
         """As `Store.unpark_agent`."""
         return self._run(

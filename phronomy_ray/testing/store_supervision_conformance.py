@@ -103,6 +103,17 @@ class SupervisionConformance:
         owner.append("b")
         assert store.load_root("alice").starts_without_progress == 0
 
+    def test_a_start_that_was_none_is_taken_back(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        owner = owned(store)
+        owner.claim()
+        store.uncount_start("alice", epoch=1)
+        assert store.load_root("alice").starts_without_progress == 2, "that owner has no say any more"
+        for left in (1, 0, 0):
+            store.uncount_start("alice", epoch=2)
+            assert store.load_root("alice").starts_without_progress == left
+        owner.append("and its owner goes on")
+
     def test_a_parked_agent_is_nobody_s_work(self, store_factory: StoreFactory) -> None:
         store = store_factory()
         owner = owned(store)

@@ -19,6 +19,7 @@ pytest.register_assert_rewrite(
     "phronomy_ray.testing.store_purge_conformance",
     "phronomy_ray.testing.store_queue_conformance",
     "phronomy_ray.testing.store_retention_conformance",
+    "phronomy_ray.testing.store_supervision_conformance",
     "phronomy_ray.testing.store_values_conformance",
     "phronomy_ray.testing.store_samples",
 )

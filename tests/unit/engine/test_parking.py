@@ -9,6 +9,7 @@ import pytest
 
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.busy import BusyRule
+from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.definition.tool import tool
 from phronomy_ray.errors import AgentParkedError, CancellationError, ConfigurationError, StoreUnavailableError
 from phronomy_ray.faults import FaultInjectedError, write_plan
@@ -169,6 +170,22 @@ async def test_a_lost_store_is_no_crash_loop(lab: Any) -> None:
     engine._halt(FaultInjectedError("a fault of this process"))
     with pytest.raises(AgentParkedError):
         await engine.activate()
+
+
+async def test_an_owner_that_lacks_instance_options_is_no_crash(lab: Any) -> None:
+    def loud(text: str, context: Any) -> str:
+        return text.upper()
+
+    definition = lab.define([hang()], max_starts_without_progress=1)
+    engine = lab.engine(definition, options=InstanceOptions(input_filters=(loud,)))
+    await engine.start("ex1", "hello")
+    await lab.until_prompted()
+    for _ in range(3):
+        with pytest.raises(ConfigurationError, match="instance options"):
+            await lab.restarted(definition)
+        assert starts(lab) == 0
+    await lab.restarted(definition, options=InstanceOptions(input_filters=(loud,)))
+    assert starts(lab) == 1
 
 
 @pytest.mark.parametrize("wrong", [0, -1, None, 1.5, True, "3"])

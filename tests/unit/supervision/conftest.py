@@ -70,7 +70,7 @@ class Town:
         self.clock = ManualClock(START)
         self.time_s = 0.0
         self.population = FakePopulation(self)
-        self.limits = SupervisionLimits(max_wakes=4, wakes_per_s=100.0)
+        self.limits = SupervisionLimits(max_wakes=4, wakes_per_s=100.0, foreign_after_s=10.0)
         self.client = StoreClient(self.store, retry_s=0.02)
         self.supervisor = Supervisor(
             self.client,

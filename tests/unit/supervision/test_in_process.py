@@ -95,7 +95,6 @@ async def test_a_parked_agent_says_so_to_everybody_until_it_is_put_back(
         for call in (
             agent.resume_async("ex1"),
             agent.start_async("more"),
-            agent.cancel_async("ex1"),
             agent.add_knowledge_async("x"),
             agent.execution("ex1").result_async(),
             driver.load_async(patient, "a"),

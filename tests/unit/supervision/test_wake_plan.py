@@ -19,7 +19,9 @@ from phronomy_ray.supervision.signs import Answer, Presence
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ABSENT, SILENT = Answer(Presence.ABSENT), Answer(Presence.SILENT)
-LIMITS = SupervisionLimits(max_wakes=4, wakes_per_s=2.0, first_retry_s=1.0, max_retry_s=8.0)
+LIMITS = SupervisionLimits(
+    max_wakes=4, wakes_per_s=2.0, first_retry_s=1.0, max_retry_s=8.0, foreign_after_s=10.0
+)
 
 
 def work(number: int, *, age_s: float | None = None, cluster: str = "east", **changes: object) -> OpenWork:
