@@ -48,9 +48,9 @@ class HostedExecution(WorkerInputRestricted):
         self._token = token
         self._untie = tie(link, execution_id, token)
         self._outcome: Future[HostedOutcome] = Future()
+        #: Whether a detach is under way, or has happened.
         self._detaching = False
-        self._watch = link.bridge.submit(self._follow())
-        self._watch.add_done_callback(self._followed)
+        self._watch = self._begin_to_watch()
 
     def __repr__(self) -> str:
         return f"HostedExecution({self.execution_id!r}, agent={self.agent_id!r})"
@@ -134,15 +134,18 @@ class HostedExecution(WorkerInputRestricted):
                 **details,
             )
         self._detaching = True
+        # what leaves must not be missed, or the watch would wake it here again
+        self._watch.cancel()
         try:
             wire = await self._link.client.call(
                 "detach", self.execution_id, approval_request_id, new_detach_id()
             )
-        finally:
+            wait = ApprovalWait.from_wire(wire)
+        except BaseException:
             self._detaching = False
-        wait = ApprovalWait.from_wire(wire)
+            self._watch = self._begin_to_watch()
+            raise
         self._settle(wait)
-        self._watch.cancel()
         self._link.client.forget()
         return wait
 
@@ -161,6 +164,11 @@ class HostedExecution(WorkerInputRestricted):
             f"hosted execution {self.execution_id} {what}", details={"execution_id": self.execution_id}
         )
 
+    def _begin_to_watch(self) -> Future[RunResult]:
+        watch = self._link.bridge.submit(self._follow())
+        watch.add_done_callback(self._followed)
+        return watch
+
     async def _follow(self) -> RunResult:
         while True:
             try:
@@ -176,7 +184,8 @@ class HostedExecution(WorkerInputRestricted):
         try:
             result = watch.result()
         except CancelledError:
-            self._fail(RuntimeShutdownError("the runtime was closed while a hosted execution ran"))
+            if not self._detaching:
+                self._fail(RuntimeShutdownError("the runtime was closed while a hosted execution ran"))
         except Exception as error:  # noqa: BLE001 - whoever waits for the outcome gets it
             self._fail(error)
         else:

@@ -106,7 +106,7 @@ async def test_the_same_word_again_is_harmless_and_another_one_is_refused(
 async def test_a_driver_names_the_attempt_that_its_word_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [SimpleNamespace(tool_call_id="tc_0", attempt=7), SimpleNamespace(tool_call_id="tc_1", attempt=2)]
     store = SimpleNamespace(tool_calls=lambda execution_id: rows)
-    runtime: Any = SimpleNamespace(store=store, directory=None, _bridge=None)
+    runtime: Any = SimpleNamespace(store=store, directory=None, _bridge=None, _open_scopes=None)
     handle = AgentHandle(runtime, "a1")
     sent: list[Any] = []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -115,6 +117,22 @@ def test_three_workers_play_one_execution_with_two_questions(worker: Workers, ne
         run3.detach(request2)
 
 
+def test_the_example_is_played_by_three_processes() -> None:
+    root = Path(__file__).resolve().parents[3]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ran = subprocess.run(
+        [sys.executable, root / "examples" / "hosting.py"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = ran.stdout.split("\n")
+    assert [line for line in lines if line.startswith("worker")] == ["worker 1", "worker 2", "worker 3"]
+    assert lines[-2] == "  both invoices are paid"
+    assert ran.stderr == ""
+
+
 def test_a_run_without_a_question_ends_with_its_result(worker: Workers, new_id: Names) -> None:
     runtime, told = worker(), threading.Event()
     name = new_id("hosted")
@@ -214,6 +232,7 @@ def test_what_a_detach_refuses(worker: Workers, new_id: Names) -> None:
     with runtime.scope() as scope:
         scope.agent(name)
         assert refusal() == DetachRefusal.LIVE_SCOPE
+    assert not run._outcome.done(), "the host stays responsible"
     foreign = runtime.create(Puppet, new_id("foreign"))
     with pytest.raises(StateConflictError):
         foreign.hosted(run.execution_id).detach(request)
