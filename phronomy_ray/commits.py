@@ -113,3 +113,10 @@ class Hydration:
     last_event_seq: int = 0
     #: Requests that wait for their turn, the next one first.
     queue: tuple[QueuedRequest, ...] = ()
+    #: The newest records that decide what a model sees (`journal.VIEW_KINDS`), ascending: as many as were asked for, and all of the
+    #: execution's.
+    recent: tuple[JournalRecord, ...] = ()
+    #: Whether there may be records before `recent`.
+    has_older: bool = True
+    #: The records of all that the agent knows, ascending; read when there may be records before `recent`.
+    knowledge: tuple[JournalRecord, ...] = ()

@@ -43,6 +43,34 @@ class RecordKind(StrEnum):
     AGENT_CLOSED = "agent_closed"
 
 
+#: Records that hold a message of the conversation.
+MESSAGE_KINDS = frozenset(
+    {RecordKind.EXTERNAL_MESSAGE, RecordKind.ASSISTANT_MESSAGE, RecordKind.TOOL_MESSAGE}
+)
+#: Records that end an execution.
+TERMINAL_KINDS = frozenset(
+    {
+        RecordKind.EXECUTION_COMPLETED,
+        RecordKind.EXECUTION_REJECTED,
+        RecordKind.EXECUTION_HANDED_OFF,
+        RecordKind.EXECUTION_FAILED,
+        RecordKind.EXECUTION_CANCELLED,
+        RecordKind.EXECUTION_BLOCKED,
+    }
+)
+#: Records that decide what a model sees; all others are facts about what was done.
+VIEW_KINDS = (
+    MESSAGE_KINDS
+    | TERMINAL_KINDS
+    | {
+        RecordKind.KNOWLEDGE,
+        RecordKind.TRANSCRIPT_CLEARED,
+        RecordKind.KNOWLEDGE_CLEARED,
+        RecordKind.CONTEXT_RESET,
+    }
+)
+
+
 class Channel(StrEnum):
     """Where a record came from."""
 

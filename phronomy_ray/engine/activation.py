@@ -12,14 +12,15 @@ from phronomy_ray.engine.reading import check_definition, check_options
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.errors import ConfigurationError
-from phronomy_ray.journal import AgentRoot, ExecutionStatus, JournalRecord, Lifecycle
+from phronomy_ray.journal import AgentRoot, ExecutionStatus, Lifecycle
 from phronomy_ray.kernel.context import Conversation
+from phronomy_ray.kernel.partial_view import newest_view, with_older
 from phronomy_ray.kernel.progress import binding_of
 from phronomy_ray.kernel.state import AgentState, contents_of
 from phronomy_ray.parking import ParkReason, parked_error
 
-#: Records that are read at once.
-JOURNAL_PAGE = 2_000
+#: Newest records that are read with the claim: enough for the next turns of most conversations.
+RECENT_RECORDS = 64
 
 
 async def take_over(
@@ -45,11 +46,22 @@ async def take_over(
         DefinitionUnavailableError: the registries of its running execution's tools cannot be had in this process.
     """
     port = store.store
-    root = await store.run(port.load_root, agent_id)
-    _check_in_service(root)
-    check_definition(definition, root.definition_id, root.definition_version, agent_id)
-    hydration = await store.run(port.claim, agent_id, owner=owner, now=now)
-    _check_in_service(hydration.root)  # it may have been parked between the two
+    hydration = None
+    while hydration is None:
+        hydration = await store.run(
+            port.claim_served,
+            agent_id,
+            definition_id=definition.definition_id,
+            definition_version=definition.definition_version,
+            recent=RECENT_RECORDS,
+            owner=owner,
+            now=now,
+        )
+        if hydration is None:
+            root = await store.run(port.load_root, agent_id)
+            _check_in_service(root)
+            check_definition(definition, root.definition_id, root.definition_version, agent_id)
+            # put back into service meanwhile: once more
     reason = crash_loop(hydration, definition.max_starts_without_progress, now) if may_park else None
     if reason is not None:
         await store.run(port.park_agent, agent_id, epoch=hydration.root.epoch, reason=reason)
@@ -70,12 +82,19 @@ async def _restore(
         check_options(options, hydration.execution.state.get("options", {}), agent_id)
     for request in hydration.queue:
         check_options(options, request.options, agent_id)
-    conversation = Conversation().apply(await _read_journal(agent_id, store))
-    contents = {digest: await store.run(port.read_content, digest) for digest in contents_of(hydration)}
+    execution = hydration.execution
+    conversation = newest_view(
+        hydration.recent,
+        has_older=hydration.has_older,
+        base=execution.base_position if execution is not None else None,
+        knowledge=hydration.knowledge,
+    )
+    wanted = contents_of(hydration)
+    contents = await store.run(port.read_contents, wanted) if wanted else {}
     tools = None
-    if hydration.execution is not None:
+    if execution is not None:
         tools = await turn_tools.rebind(
-            binding_of(hydration.execution.state), lambda digest: store.run(port.read_content, digest)
+            binding_of(execution.state), lambda hashes: store.run(port.read_contents, hashes)
         )
     return AgentState.hydrate(hydration, conversation, contents, tools)
 
@@ -111,12 +130,17 @@ def crash_loop(found: Hydration, max_starts: int, now: datetime) -> ParkReason |
     )
 
 
-async def _read_journal(agent_id: str, store: StoreClient) -> list[JournalRecord]:
-    records: list[JournalRecord] = []
-    after = 0
-    while True:
-        page = await store.run(store.store.read_journal, agent_id, after=after, limit=JOURNAL_PAGE)
-        records.extend(page)
-        if len(page) < JOURNAL_PAGE:
-            return records
-        after = page[-1].position
+async def read_older(agent_id: str, store: StoreClient, view: Conversation, *, page: int) -> Conversation:
+    """`view` with up to `page` more records, which lie before those that were read.
+
+    Nothing is added when they begin within one exchange: ask for more.
+    """
+    found = await store.run(
+        store.store.read_journal,
+        agent_id,
+        before=view.floor,
+        limit=page,
+        newest_first=True,
+        view_only=True,
+    )
+    return with_older(view, found[::-1], has_older=len(found) == page)

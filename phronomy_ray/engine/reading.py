@@ -8,8 +8,8 @@ from typing import Any
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.errors import ConfigurationError, DefinitionChangedError
-from phronomy_ray.journal import ExecutionStatus, JournalRecord
-from phronomy_ray.kernel.context import MESSAGE_KINDS, sendable
+from phronomy_ray.journal import MESSAGE_KINDS, ExecutionStatus, JournalRecord
+from phronomy_ray.kernel.context import sendable
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ResultParts, RunResult, result_of, result_of_request
 from phronomy_ray.store.port import Store

@@ -18,7 +18,7 @@ from typing import Any
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.definition.agent_definition import AgentDefinition
-from phronomy_ray.engine.activation import take_over
+from phronomy_ray.engine.activation import RECENT_RECORDS, read_older, take_over
 from phronomy_ray.engine.deadlines import Deadlines
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
@@ -45,6 +45,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus
+from phronomy_ray.kernel.context import OlderRecordsNeeded
 from phronomy_ray.kernel.effects import Effect, Publish, Settled, Step
 from phronomy_ray.kernel.ending import DEADLINE, TURN_TIMEOUT
 from phronomy_ray.kernel.inputs import (
@@ -305,8 +306,8 @@ class SingleWriter(WorkerInputRestricted):
         while True:
             async with self._lock:
                 self._check_serving()
+                decided = await self._decide(event)
                 before = self.state
-                decided = self._decide(event)
                 ended = _ended_by(decided)
                 if ended is None or quiet or not self._work.has_stragglers(ended.execution_id):
                     await self._carry_out(before, decided)
@@ -328,9 +329,11 @@ class SingleWriter(WorkerInputRestricted):
             raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
 
     async def _step(self, event: Input) -> None:
-        await self._carry_out(self.state, self._decide(event))
+        decided = await self._decide(event)
+        await self._carry_out(self.state, decided)
 
-    def _decide(self, event: Input) -> Step:
+    async def _decide(self, event: Input) -> Step:
+        """What is to be done, under the lock; as much of the history is read as the decision needs."""
         env = Env(
             self.definition,
             self._parts.clock.now(),
@@ -339,7 +342,14 @@ class SingleWriter(WorkerInputRestricted):
             builds_input=self._user_code.builds_input,
             filters_output=self._user_code.filters_output,
         )
-        return step(self.state, event, env)
+        page = RECENT_RECORDS
+        while True:
+            try:
+                return step(self.state, event, env)
+            except OlderRecordsNeeded:
+                page *= 4
+                older = await read_older(self.agent_id, self._store, self.state.conversation, page=page)
+                self._state = replace(self.state, conversation=older)
 
     async def _carry_out(self, before: AgentState, decided: Step) -> None:
         if decided.commit is not None:

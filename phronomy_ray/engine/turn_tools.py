@@ -75,19 +75,20 @@ class TurnTools:
         return assembly.assemble(turn, offers)
 
     async def rebind(
-        self, binding: Binding | None, read_content: Callable[[str], Awaitable[str]]
+        self, binding: Binding | None, read_contents: Callable[[frozenset[str]], Awaitable[dict[str, str]]]
     ) -> ToolSet | None:
         """The tools behind a stored binding; a tool that is not there any more is left out, and its calls fail.
 
         Args:
-            read_content: gives a kept text by its hash.
+            read_contents: gives kept texts by their hashes.
 
         Raises:
             DefinitionUnavailableError: the registries cannot be had in this process, or not in time.
         """
         if binding is None:
             return None
-        contents = {digest: await read_content(digest) for _, digest in binding.offers}
+        digests = frozenset(digest for _, digest in binding.offers)
+        contents = await read_contents(digests) if digests else {}
         try:
             tools: ToolSet = await self._off_loop(self._rebind, binding, contents)
         except TimeoutError:

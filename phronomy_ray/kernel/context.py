@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 
 from phronomy_ray.errors import ContextBudgetExceededError, InvalidConversationError
-from phronomy_ray.journal import JournalRecord, RecordKind
+from phronomy_ray.journal import MESSAGE_KINDS, TERMINAL_KINDS, VIEW_KINDS, JournalRecord, RecordKind
 from phronomy_ray.messages import Message, Role
 
 VIEW_RULE = 1
@@ -32,31 +32,12 @@ CHARS_PER_TOKEN = 4
 TOKENS_PER_MESSAGE = 4
 MAX_ARGUMENT_ECHO = 200
 
-#: Records that hold a message of the conversation.
-MESSAGE_KINDS = frozenset(
-    {RecordKind.EXTERNAL_MESSAGE, RecordKind.ASSISTANT_MESSAGE, RecordKind.TOOL_MESSAGE}
-)
-_TERMINAL_KINDS = frozenset(
-    {
-        RecordKind.EXECUTION_COMPLETED,
-        RecordKind.EXECUTION_REJECTED,
-        RecordKind.EXECUTION_HANDED_OFF,
-        RecordKind.EXECUTION_FAILED,
-        RecordKind.EXECUTION_CANCELLED,
-        RecordKind.EXECUTION_BLOCKED,
-    }
-)
-#: Records that change the view; all others are facts about what was done.
-_VIEW_KINDS = (
-    MESSAGE_KINDS
-    | _TERMINAL_KINDS
-    | {
-        RecordKind.KNOWLEDGE,
-        RecordKind.TRANSCRIPT_CLEARED,
-        RecordKind.KNOWLEDGE_CLEARED,
-        RecordKind.CONTEXT_RESET,
-    }
-)
+
+class OlderRecordsNeeded(Exception):
+    """The view was read only in part, and what a model call needs may lie further back: read older records, decide again.
+
+    Never leaves the engine: a step is pure, so one that was given up has changed nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,7 @@ class Exchange:
     #: Journal position of its first message.
     position: int
     messages: tuple[dict[str, Any], ...]
-    #: Estimated size of this and all earlier exchanges of the view.
+    #: Estimated size of this and all earlier exchanges that were read.
     total_tokens: int
 
 
@@ -81,6 +62,8 @@ class Conversation:
     knowledge: tuple[str, ...] = ()
     #: Whose messages `current` are.
     current_id: str | None = None
+    #: Exchanges that begin before this position were not read, 0 when all were. See `kernel.partial_view`.
+    floor: int = 0
 
     def apply(self, records: Iterable[JournalRecord]) -> Conversation:
         """The view after `records`, which follow what it has seen."""
@@ -92,7 +75,7 @@ class Conversation:
             if record.kind in MESSAGE_KINDS and record.execution_id is not None:
                 fresh.append((record.position, sendable(record.content)))
                 writer = record.execution_id
-            elif record.kind in _VIEW_KINDS:
+            elif record.kind in VIEW_KINDS:
                 view = view._with_current(fresh, writer)._apply_one(record)
                 fresh = []
         return view._with_current(fresh, writer)
@@ -105,7 +88,7 @@ class Conversation:
         if kind in MESSAGE_KINDS:
             message = sendable(record.content)
             return replace(self, exchanges=_append(self.exchanges, record.position, message))
-        if kind in _TERMINAL_KINDS:
+        if kind in TERMINAL_KINDS:
             if record.execution_id != self.current_id:
                 return self  # a request that was withdrawn while another execution ran, or one that ended before it began
             kept = self.current
@@ -120,11 +103,11 @@ class Conversation:
         if kind is RecordKind.KNOWLEDGE:
             return replace(self, knowledge=(*self.knowledge, str(record.content.get("content", ""))))
         if kind is RecordKind.TRANSCRIPT_CLEARED:
-            return replace(self, exchanges=())
+            return replace(self, exchanges=(), floor=0)
         if kind is RecordKind.KNOWLEDGE_CLEARED:
             return replace(self, knowledge=())
         if kind is RecordKind.CONTEXT_RESET:
-            return replace(self, exchanges=(), knowledge=())
+            return replace(self, exchanges=(), knowledge=(), floor=0)
         return self
 
 
@@ -159,6 +142,7 @@ def select(
 
     Raises:
         ContextBudgetExceededError: what must be sent does not fit.
+        OlderRecordsNeeded: exchanges that were not read would be chosen, or might be.
     """
     head: list[dict[str, Any]] = []
     if instructions:
@@ -177,8 +161,12 @@ def select(
         )
     earlier = view.exchanges[-1].total_tokens if view.exchanges else 0
     if first_position is not None:
+        if first_position < view.floor:
+            raise OlderRecordsNeeded
         start = bisect_left(view.exchanges, first_position, key=lambda exchange: exchange.position)
     elif budget is None or required + earlier <= budget:
+        if view.floor:
+            raise OlderRecordsNeeded
         start = 0
     else:
         left_out = earlier - (budget - required)  # at least so many tokens of the oldest exchanges stay out

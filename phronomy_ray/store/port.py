@@ -7,7 +7,7 @@ written) and `SchemaVersionError` (the database is older or newer than this rele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -58,6 +58,32 @@ class Store(SupervisionStore, Protocol):
 
         Atomic; whoever held a lower epoch can no longer commit. Raises `NotFoundError`. After a lost connection the
         claim may have happened twice, which is harmless: the answer holds the newest epoch.
+        """
+        ...
+
+    def claim_served(
+        self,
+        agent_id: str,
+        *,
+        definition_id: str,
+        definition_version: str,
+        recent: int,
+        owner: dict[str, Any],
+        now: datetime,
+    ) -> Hydration | None:
+        """`claim` by an owner that serves one definition, with the journal that it begins with: one unit of work for all of it.
+
+        An agent that is not stored, is stored under another definition or version, or is parked, is left as it is.
+
+        Args:
+            agent_id: the agent.
+            definition_id: what it must be stored under.
+            definition_version: likewise.
+            recent: how many of the newest records to read, beside those of the running execution.
+            owner: who takes it, for people.
+            now: the time of the claim.
+
+        Returns ``None`` when nothing was claimed; its root says why.
         """
         ...
 
@@ -170,8 +196,11 @@ class Store(SupervisionStore, Protocol):
         before: int | None = None,
         limit: int = 500,
         newest_first: bool = False,
+        view_only: bool = False,
     ) -> list[JournalRecord]:
-        """Records with ``after < position`` (``< before``), ascending or, with `newest_first`, descending."""
+        """Records with ``after < position`` (``< before``), ascending or, with `newest_first`, descending; with `view_only` those of
+        `journal.VIEW_KINDS`.
+        """
         ...
 
     def journal_of_execution(self, execution_id: str) -> list[JournalRecord]:
@@ -180,6 +209,10 @@ class Store(SupervisionStore, Protocol):
 
     def read_content(self, content_hash: str) -> str:
         """Text by hash. Raises `NotFoundError`, `ContentIntegrityError`."""
+        ...
+
+    def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
+        """Texts by their hashes. Raises `NotFoundError` when one is missing, `ContentIntegrityError`."""
         ...
 
     # --- executions --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ connections. What remains here is the contract: which unit of work each method i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar, cast
@@ -40,6 +40,7 @@ from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.group_writer import execute_in_groups
+from phronomy_ray.store.hydration import read_bodies, read_hydration
 from phronomy_ray.store.sql_cancellations import SqlCancellations
 from phronomy_ray.store.sql_placements import SqlPlacements
 from phronomy_ray.store.sql_purge import SqlPurge
@@ -49,8 +50,6 @@ from phronomy_ray.store.sql_supervision import SqlSupervision
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
-#: Content ids in one ``IN`` list; far below both engines' limits.
-_IDS_PER_QUERY = 5_000
 
 
 class SqlStore(
@@ -159,56 +158,43 @@ class SqlStore(
 
         After a lost connection it is tried once more whatever its outcome: a second claim is as good as the first.
         """
-        parameters = {
-            "the_agent_id": agent_id,
-            "new_owner": plain_json(owner),
-            "new_updated_at": encode_time(now),
-        }
+        guards = {"the_agent_id": agent_id}
+        found = self._claim(statements.CLAIM_ROOT, guards, owner, now, recent=0)
+        if found is None:
+            raise _no_agent(agent_id)
+        return found
 
-        def work(connection: Connection) -> Hydration:
-            row = connection.execute(statements.CLAIM_ROOT, parameters).one_or_none()
+    def claim_served(
+        self,
+        agent_id: str,
+        *,
+        definition_id: str,
+        definition_version: str,
+        recent: int,
+        owner: dict[str, Any],
+        now: datetime,
+    ) -> Hydration | None:
+        """As `Store.claim_served`; see `claim`."""
+        guards = {
+            "the_agent_id": agent_id,
+            "the_definition_id": definition_id,
+            "the_definition_version": definition_version,
+        }
+        return self._claim(statements.CLAIM_SERVED_ROOT, guards, owner, now, recent=_limit(recent))
+
+    def _claim(
+        self, query: Executable, guards: dict[str, Any], owner: dict[str, Any], now: datetime, *, recent: int
+    ) -> Hydration | None:
+        parameters = guards | {"new_owner": plain_json(owner), "new_updated_at": encode_time(now)}
+
+        def work(connection: Connection) -> Hydration | None:
+            row = connection.execute(query, parameters).one_or_none()
             if row is None:
-                raise _no_agent(agent_id)
-            return self._hydrate(connection, rows.to_root(row, RowDecoder(self._codec, {})))
+                return None
+            root = rows.to_root(row, RowDecoder(self._codec, {}))
+            return read_hydration(connection, root, self._decoder, recent=recent)
 
         return self._write(work, repeat_unknown=True)
-
-    def _hydrate(self, connection: Connection, root: AgentRoot) -> Hydration:
-        of_agent = {"the_agent_id": root.agent_id}
-        for _ in range(2):
-            queue = connection.execute(statements.QUEUE, of_agent).all()
-            wanted = rows.references(queue, *rows.REQUEST_REFS)
-            found: rows.AnyRow | None = connection.execute(statements.OPEN_EXECUTION, of_agent).one_or_none()
-            model_calls: Sequence[rows.AnyRow] = ()
-            tool_calls: Sequence[rows.AnyRow] = ()
-            approvals: Sequence[rows.AnyRow] = ()
-            last_seq = 0
-            if found is not None:
-                of = {"the_execution_id": found.execution_id}
-                model_calls = connection.execute(statements.MODEL_CALLS, of).all()
-                tool_calls = connection.execute(statements.TOOL_CALLS, of).all()
-                approvals = connection.execute(
-                    statements.approval_list(of_execution=True, of_agent=False, pending_only=False),
-                    of | {"row_limit": _NO_LIMIT},
-                ).all()
-                last_seq = connection.execute(statements.LAST_EVENT_SEQ, of).scalar_one()
-                wanted |= (
-                    rows.references([found], *rows.EXECUTION_REFS)
-                    | rows.references(tool_calls, *rows.TOOL_CALL_REFS)
-                    | rows.references(approvals, *approval_rows.APPROVAL_REFS)
-                )
-            decoder = self._decoder(connection, wanted)
-            if decoder.is_whole:
-                break  # else as in `_select`
-        return Hydration(
-            root=root,
-            execution=rows.to_execution(found, decoder) if found is not None else None,
-            model_calls=tuple(rows.to_model_call(row, decoder) for row in model_calls),
-            tool_calls=tuple(rows.to_tool_call(row, decoder) for row in tool_calls),
-            approvals=tuple(approval_rows.to_approval(row, decoder) for row in approvals),
-            last_event_seq=last_seq,
-            queue=tuple(rows.to_request(row, decoder) for row in queue),
-        )
 
     def execute(self, commit: Commit) -> None:
         """As `Store.execute`."""
@@ -264,9 +250,12 @@ class SqlStore(
         before: int | None = None,
         limit: int = 500,
         newest_first: bool = False,
+        view_only: bool = False,
     ) -> list[JournalRecord]:
         """As `Store.read_journal`."""
-        query = statements.journal_page(bounded=before is not None, newest_first=newest_first)
+        query = statements.journal_page(
+            bounded=before is not None, newest_first=newest_first, view_only=view_only
+        )
         parameters: dict[str, Any] = {"the_agent_id": agent_id, "after": after, "row_limit": _limit(limit)}
         if before is not None:
             parameters["before"] = before
@@ -279,15 +268,21 @@ class SqlStore(
 
     def read_content(self, content_hash: str) -> str:
         """As `Store.read_content`."""
-        ids = self._codec.content_ids(content_hash)
+        return self.read_contents([content_hash])[content_hash]
 
-        def work(connection: Connection) -> str:
-            row = connection.execute(statements.CONTENTS, {"content_ids": list(ids)}).first()
-            if row is None:
-                raise NotFoundError(f"no content {content_hash}", details={"content_hash": content_hash})
-            return self._codec.unseal_body(row.content_id, row.body)
+    def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
+        """As `Store.read_contents`."""
+        hashes = {id_: hash_ for hash_ in content_hashes for id_ in self._codec.content_ids(hash_)}
 
-        return self._read(work)
+        def work(connection: Connection) -> dict[str, str]:
+            bodies = read_bodies(connection, hashes)
+            return {hashes[id_]: self._codec.unseal_body(id_, body) for id_, body in bodies.items()}
+
+        found = self._read(work) if hashes else {}
+        for hash_ in content_hashes:
+            if hash_ not in found:
+                raise NotFoundError(f"no content {hash_}", details={"content_hash": hash_})
+        return found
 
     # --- executions --------------------------------------------------------------------------------------------
 
@@ -380,15 +375,9 @@ class SqlStore(
         return self._read(work)
 
     def _decoder(self, connection: Connection, wanted: Iterable[str]) -> RowDecoder:
-        ids = sorted(wanted)
-        bodies: dict[str, str] = {}
-        for start in range(0, len(ids), _IDS_PER_QUERY):
-            part = {"content_ids": ids[start : start + _IDS_PER_QUERY]}
-            bodies.update((row.content_id, row.body) for row in connection.execute(statements.CONTENTS, part))
+        ids = frozenset(wanted)
+        bodies = read_bodies(connection, ids)
         return RowDecoder(self._codec, bodies, is_whole=len(bodies) == len(ids))
-
-
-_NO_LIMIT = 2**31 - 1
 
 
 def _limit(limit: int) -> int:

@@ -25,15 +25,18 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    literal_column,
     or_,
     select,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from phronomy_ray.journal import VIEW_KINDS
 from phronomy_ray.store.tables import (
     IS_IN_FORCE,
     IS_OPEN,
+    IS_PARKED,
     IS_PENDING,
     agents,
     approvals,
@@ -41,6 +44,7 @@ from phronomy_ray.store.tables import (
     contents,
     events,
     executions,
+    is_about_knowledge,
     journal,
     model_calls,
     placements,
@@ -116,6 +120,13 @@ CLAIM_ROOT = (
         starts_without_progress=agents.c.starts_without_progress + 1,
     )
     .returning(agents)
+)
+
+#: The same for an owner that serves one definition: another one's agent, or one out of service, is not touched.
+CLAIM_SERVED_ROOT = CLAIM_ROOT.where(
+    _is(agents.c.definition_id, "the", "definition_id"),
+    _is(agents.c.definition_version, "the", "definition_version"),
+    ~IS_PARKED,
 )
 
 GUARDS_OF_ROOT = select(
@@ -388,6 +399,30 @@ JOURNAL_OF_EXECUTION = (
     .order_by(journal.c.agent_id, journal.c.position)
 )
 
+_CLEARINGS = journal.alias("clearings")
+_LAST_CLEARING = (
+    select(_CLEARINGS.c.position)
+    .where(
+        _is(_CLEARINGS.c.agent_id, "the", "agent_id"),
+        is_about_knowledge(_CLEARINGS.c.kind),
+        _CLEARINGS.c.kind != literal_column("'knowledge'"),
+    )
+    .order_by(desc(_CLEARINGS.c.position))
+    .limit(literal_column("1"))
+    .scalar_subquery()
+)
+#: All that an agent knows: what was added since its knowledge was cleared.
+KNOWLEDGE = (
+    select(journal)
+    .where(
+        _is(journal.c.agent_id, "the", "agent_id"),
+        is_about_knowledge(journal.c.kind),
+        journal.c.kind == literal_column("'knowledge'"),
+        journal.c.position > func.coalesce(_LAST_CLEARING, literal_column("0")),
+    )
+    .order_by(journal.c.position)
+)
+
 CONTENTS = select(contents.c.content_id, contents.c.body).where(
     contents.c.content_id.in_(bindparam("content_ids", expanding=True))
 )
@@ -403,13 +438,15 @@ META = select(store_meta.c.name, store_meta.c.value)
 
 
 @cache
-def journal_page(*, bounded: bool, newest_first: bool) -> Select[Any]:
-    """A page of one agent's journal; `bounded` adds the upper limit ``before``."""
+def journal_page(*, bounded: bool, newest_first: bool, view_only: bool = False) -> Select[Any]:
+    """A page of one agent's journal; `bounded` adds the upper limit ``before``, `view_only` leaves out what no model sees."""
     query = select(journal).where(
         _is(journal.c.agent_id, "the", "agent_id"), journal.c.position > bindparam("after")
     )
     if bounded:
         query = query.where(journal.c.position < bindparam("before"))
+    if view_only:
+        query = query.where(journal.c.kind.in_(sorted(VIEW_KINDS)))
     order = desc if newest_first else asc
     return query.order_by(order(journal.c.position)).limit(bindparam("row_limit"))
 

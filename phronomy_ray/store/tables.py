@@ -14,11 +14,14 @@ What the migrations build is compared with this module by a test; change both or
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     REAL,
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     ForeignKey,
     Index,
     Integer,
@@ -212,6 +215,22 @@ journal = Table(
     PrimaryKeyConstraint("agent_id", "position", name="pk_journal"),
 )
 Index("ix_journal_execution_id_position", journal.c.execution_id, journal.c.position)
+
+
+def is_about_knowledge(kind: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a record of the journal changes what its agent knows; the condition of an index, to be repeated as it is."""
+    kinds = ("context_reset", "knowledge", "knowledge_cleared")
+    return kind.in_([literal_column(f"'{name}'") for name in kinds])
+
+
+#: What an agent knows is found without the turns between.
+Index(
+    "ix_journal_knowledge",
+    journal.c.agent_id,
+    journal.c.position,
+    sqlite_where=is_about_knowledge(journal.c.kind),
+    postgresql_where=is_about_knowledge(journal.c.kind),
+)
 
 #: Large values and named texts by the hash of their text (by its HMAC when contents are encrypted).
 contents = Table(
@@ -428,6 +447,7 @@ __all__ = [
     "contents",
     "events",
     "executions",
+    "is_about_knowledge",
     "journal",
     "metadata",
     "model_calls",

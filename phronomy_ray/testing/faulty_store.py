@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -135,6 +135,29 @@ class FaultyStore(WorkerInputRestricted):
         """As `Store.claim`."""
         return self._run("claim", lambda: self.inner.claim(agent_id, owner=owner, now=now))
 
+    def claim_served(
+        self,
+        agent_id: str,
+        *,
+        definition_id: str,
+        definition_version: str,
+        recent: int,
+        owner: dict[str, Any],
+        now: datetime,
+    ) -> Hydration | None:
+        """As `Store.claim_served`; the same step as a claim."""
+        return self._run(
+            "claim",
+            lambda: self.inner.claim_served(
+                agent_id,
+                definition_id=definition_id,
+                definition_version=definition_version,
+                recent=recent,
+                owner=owner,
+                now=now,
+            ),
+        )
+
     def execute(self, commit: Commit) -> None:
         """As `Store.execute`."""
 
@@ -227,12 +250,18 @@ class FaultyStore(WorkerInputRestricted):
         before: int | None = None,
         limit: int = 500,
         newest_first: bool = False,
+        view_only: bool = False,
     ) -> list[JournalRecord]:
         """As `Store.read_journal`."""
         return self._run(
             "read_journal",
             lambda: self.inner.read_journal(
-                agent_id, after=after, before=before, limit=limit, newest_first=newest_first
+                agent_id,
+                after=after,
+                before=before,
+                limit=limit,
+                newest_first=newest_first,
+                view_only=view_only,
             ),
         )
 
@@ -243,6 +272,10 @@ class FaultyStore(WorkerInputRestricted):
     def read_content(self, content_hash: str) -> str:
         """As `Store.read_content`."""
         return self._run("read_content", lambda: self.inner.read_content(content_hash))
+
+    def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
+        """As `Store.read_contents`."""
+        return self._run("read_contents", lambda: self.inner.read_contents(content_hashes))
 
     def load_execution(self, execution_id: str) -> ExecutionRow:
         """As `Store.load_execution`."""

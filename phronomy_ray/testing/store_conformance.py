@@ -3,7 +3,7 @@
 Subclass each class of `ALL` in a test module and provide a fixture ``store_factory``: a callable that returns a new handle
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
 This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_groups_conformance` commits that are executed
-together, `store_purge_conformance` how an agent ends,
+together, `store_hydration_conformance` what a new owner reads, `store_purge_conformance` how an agent ends,
 `store_placement_conformance` where it lives, `store_queue_conformance` what waits for its turn, `store_supervision_conformance` what a supervisor asks,
 `store_values_conformance` what comes back, and in which order.
 """
@@ -20,6 +20,7 @@ from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_cancellation_conformance import CancellationConformance
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
 from phronomy_ray.testing.store_groups_conformance import GroupConformance
+from phronomy_ray.testing.store_hydration_conformance import HydrationConformance
 from phronomy_ray.testing.store_placement_conformance import PlacementConformance
 from phronomy_ray.testing.store_purge_conformance import PurgeConformance
 from phronomy_ray.testing.store_queue_conformance import QueueConformance
@@ -229,6 +230,7 @@ ALL = (
     ExecutionConformance,
     SettleConformance,
     GroupConformance,
+    HydrationConformance,
     PlacementConformance,
     PurgeConformance,
     RetentionConformance,

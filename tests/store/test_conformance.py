@@ -38,6 +38,10 @@ class TestGroups(suite.GroupConformance):
     pass
 
 
+class TestHydration(suite.HydrationConformance):
+    pass
+
+
 class TestPlacements(suite.PlacementConformance):
     pass
 

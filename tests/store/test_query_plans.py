@@ -19,6 +19,8 @@ from phronomy_ray.testing.store_samples import owned
         (statements.OPEN_EXECUTION, "uq_executions_one_open_per_agent"),
         (statements.execution_list(of_agent=False, open_only=True), "ix_executions_open_created_at"),
         (statements.execution_list(of_agent=True, open_only=False), "ix_executions_agent_id_created_at"),
+        (statements.KNOWLEDGE, "journal USING INDEX ix_journal_knowledge (agent_id=? AND position>?)"),
+        (statements.KNOWLEDGE, "clearings USING INDEX ix_journal_knowledge (agent_id=?)"),
         (statements.JOURNAL_OF_EXECUTION, "ix_journal_execution_id_position"),
         (
             statements.approval_list(of_execution=False, of_agent=False, pending_only=True),
