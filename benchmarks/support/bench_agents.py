@@ -51,3 +51,12 @@ class HoldAgent(Agent):
 
     model = ScriptedModel(hold_turn)
     tools = (hold,)
+
+
+class LongHistoryAgent(Agent):
+    """An agent whose history is much longer than what its model takes."""
+
+    model = ScriptedModel(one_tool_turn)
+    instructions = "You answer from the table."
+    tools = (lookup,)
+    context_window = 8_000
