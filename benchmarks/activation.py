@@ -272,18 +272,19 @@ def dedicated_wakes(report: Report, store: FreshStore) -> None:
                 agent.unload()
                 _pause()
             if number:
-                for records, seconds in times.items():
-                    taken[records].append(seconds)
-    floor = median(taken.pop(0))
-    for records, seconds in taken.items():
+                for records, took in times.items():
+                    taken[records].append(took)
+    floor = median(taken[0])
+    for records in lengths:
+        wake = median(taken[records])
         report.row(
             row="dedicated",
             store=store.engine,
             records=records,
             bare_ms=round(floor * 1e3, 1),
-            wake_ms_p50=round(median(seconds) * 1e3, 1),
+            wake_ms_p50=round(wake * 1e3, 1),
         )
-        report.ratios[f"dedicated_{records}_vs_bare_actor"] = ratio(median(seconds), floor)
+        report.ratios[f"dedicated_{records}_vs_bare_actor"] = ratio(wake, floor)
 
 
 def _pause() -> None:
