@@ -15,7 +15,14 @@ from typing import Any, TextIO
 
 PACKAGES = ("ray", "sqlalchemy", "psycopg", "litellm", "pydantic")
 #: Measured beside ours where they are installed.
-PEER_PACKAGES = ("langgraph", "openai-agents", "pydantic-ai-slim")
+PEER_PACKAGES = (
+    "dbos",
+    "langgraph",
+    "langgraph-checkpoint-postgres",
+    "langgraph-checkpoint-sqlite",
+    "openai-agents",
+    "pydantic-ai-slim",
+)
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

@@ -46,6 +46,8 @@ class Transactions:
 
     def _start_process(self) -> None:
         self._engine: Engine | None = None
+        #: The engine as each kind of work uses it; made once, since making one costs as much as a small commit.
+        self._facets: dict[bool, Engine] = {}
         self._engine_lock = threading.Lock()
         # SQLite has one writer at a time; waiting for it here is fair and needs no polling
         sqlite = self.location.backend == "sqlite"
@@ -78,6 +80,7 @@ class Transactions:
         """Close all idle connections; the next unit of work opens a new one."""
         with self._engine_lock:
             engine, self._engine = self._engine, None
+            self._facets = {}
         if engine is not None:
             engine.dispose()
 
@@ -113,8 +116,7 @@ class Transactions:
                 may_repeat = False
 
     def _once(self, work: Callable[[Connection], T], attempt: _Attempt, kind: _Kind) -> T:
-        facet = writing if kind is _Kind.WRITE else reading
-        connection = facet(self._get_engine()).connect()
+        connection = self._get_engine(for_writing=kind is _Kind.WRITE).connect()
         try:
             attempt.stage = Stage.WORK
             if kind is _Kind.STATEMENT:
@@ -143,11 +145,12 @@ class Transactions:
         )
         _repeat(retrying, connection.begin)
 
-    def _get_engine(self) -> Engine:
+    def _get_engine(self, *, for_writing: bool = True) -> Engine:
         with self._engine_lock:
             if self._engine is None:
                 self._engine = make_engine(self.location, self.options, may_create=self._may_create)
-            return self._engine
+                self._facets = {True: writing(self._engine), False: reading(self._engine)}
+            return self._facets[for_writing]
 
     def _after_fork_in_child(self) -> None:
         if self._engine is not None:
