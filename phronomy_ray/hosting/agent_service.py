@@ -160,7 +160,7 @@ class AgentService:
         if engine is None or not engine.is_active or not self.can_be_woken:
             return False
         running = engine.state.execution
-        is_needed = bool(self._waiters or engine.waits_for_time or self.bodies_on_loop)
+        is_needed = bool(self._waiters or self._waits_for_time(engine) or self.bodies_on_loop)
         return self._idle.is_due(running.row.status if running else None, is_needed=is_needed)
 
     @property
@@ -170,7 +170,7 @@ class AgentService:
         if engine is None or not engine.is_active or not self.can_be_woken:
             return False
         running = engine.state.execution
-        is_needed = bool(self._waiters or engine.waits_for_time or self.bodies_on_loop)
+        is_needed = bool(self._waiters or self._waits_for_time(engine) or self.bodies_on_loop)
         return not is_needed and (running is None or running.row.status is ExecutionStatus.SUSPENDED)
 
     @property
@@ -178,6 +178,10 @@ class AgentService:
         """Whether the agent, once it has left, can be woken as it is: from its class's name, without instance options."""
         engine = self._engine_made
         return engine is not None and bool(engine.definition.class_path) and not self.wiring.options.names()
+
+    def _waits_for_time(self, engine: AgentEngine) -> bool:
+        """Whether something of a waiting agent happens by itself here and nowhere else: expiries are also the supervisor's."""
+        return engine.waits_for_time and not (self.wiring.supervised and engine.state.execution is not None)
 
     async def leave(self) -> bool:
         """Unload the agent unless it works; whether it has left."""

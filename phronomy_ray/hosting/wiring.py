@@ -47,6 +47,8 @@ class AgentWiring:
     options: InstanceOptions = field(default_factory=InstanceOptions)
     #: What the runtime sets for all its agents; by value.
     defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
+    #: Whether a supervisor wakes the agent when something of it is due.
+    supervised: bool = False
 
     @property
     def wanted_placement(self) -> Placement:

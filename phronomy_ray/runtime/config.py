@@ -69,6 +69,7 @@ class RuntimeConfig:
             own_placement,
             options or InstanceOptions(),
             self.defaults,
+            supervised=self.supervisor is not None,
         )
 
 

@@ -15,7 +15,7 @@ from ray_testbed.agents import Puppet, asked, turn
 from ray_testbed.effects import PATIENCE_S
 from ray_testbed.fixtures import Bench, kill_actor
 
-from phronomy_ray import AgentHandle, Dedicated
+from phronomy_ray import AgentHandle, Dedicated, Packed
 from phronomy_ray.actors.ray_population import RayPopulation
 from phronomy_ray.hosting.wiring import DefinitionSource
 from phronomy_ray.journal import ExecutionStatus
@@ -100,5 +100,37 @@ async def no_supervisor() -> None:
     """Leave none behind: it would wake what other tests leave."""
     try:
         ray.kill(ray.get_actor("supervisor", namespace="phronomy"))
+    except ValueError:
+        return
+
+
+def test_agents_of_a_host_that_dies_go_on(bench: Bench, new_id: Callable[[str], str]) -> None:
+    """Ray starts the host again, and it knows of nobody: only the store does."""
+    runtime = bench.runtime(supervisor=LIMITS, placement=Packed(hosts=1))
+    gate = new_id("gate")
+    executions = []
+    try:
+        for word in ("ann", "ben"):
+            agent = runtime.create(Puppet, new_id(word))
+            executions.append(agent.start(turn(answer="done", model_gates={1: gate})).execution_id)
+            effects.until(lambda name=agent.agent_id: bool(asked(name)), "the model call")
+        effects.until(lambda: bool(runtime.supervisor_report()), "the supervisor")
+        processes.kill_hard([agent.status()["pid"]])
+        effects.open_gate(gate)
+        effects.until(
+            lambda: all(runtime.store.load_execution(name).output == "done" for name in executions), "the end"
+        )
+        [report] = runtime.supervisor_report() or []
+        assert report["counts"]["wakes"] == 2
+        assert report["counts"]["ended_processes"] == 0
+    finally:
+        asyncio.run(no_supervisor())
+        kill_host()
+
+
+def kill_host() -> None:
+    """End the host: it is of this test's store."""
+    try:
+        ray.kill(ray.get_actor("host:0", namespace="phronomy"))
     except ValueError:
         return

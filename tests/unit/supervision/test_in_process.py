@@ -10,20 +10,28 @@ from typing import Any
 
 import pytest
 
-from phronomy_ray import Agent, InProcess, Runtime
+from phronomy_ray import Agent, InProcess, Runtime, SupervisionLimits
 from phronomy_ray.errors import AgentParkedError
-from phronomy_ray.journal import ExecutionStatus
+from phronomy_ray.journal import ApprovalStatus, ExecutionStatus
 
 MODULE = """
 from pathlib import Path
-from phronomy_ray import Agent
-from phronomy_ray.models.scripted import ScriptedModel, final, hang
+from phronomy_ray import Agent, tool
+from phronomy_ray.models.scripted import ScriptedModel, call, calls, final, hang
 
 FLAG = Path({flag!r})
 
 class Patient(Agent):
     model = ScriptedModel(lambda request: final("fine") if FLAG.exists() else hang())
     max_starts_without_progress = 1
+
+@tool(requires_approval=True, approval_expires_s=1.0)
+async def ask() -> str:
+    return "yes"
+
+class Asking(Agent):
+    model = ScriptedModel([calls(call("ask", {{}})), final("nobody answered")])
+    tools = (ask,)
 """
 
 
@@ -110,3 +118,34 @@ async def test_a_parked_agent_says_so_to_everybody_until_it_is_put_back(
         assert await agent.unpark_async() is False
         assert (await agent.execution("ex1").result_async()).output == "fine"
         assert (await agent.status_async())["lifecycle"] == "idle"
+
+
+async def test_who_waits_for_a_human_needs_no_process_to_notice_that_time_is_over(
+    tmp_path: Path, patient: type[Agent]
+) -> None:
+    import patients
+
+    limits = SupervisionLimits(look_every_s=0.1)
+    placement = InProcess(suspended_unload_after_s=0.1)
+    url = f"sqlite:///{tmp_path}/agents.db"
+    with Runtime(store=url, placement=placement, supervisor=limits) as driver:
+        agent = await driver.create_async(patients.Asking, "a")
+        result = await agent.invoke_async("hello")
+        assert result.suspended
+
+        async def has_left() -> bool:
+            return await driver.get_async("a") is None
+
+        await until(has_left)
+        row = driver.store.load_execution(result.execution_id)
+        assert row.status is ExecutionStatus.SUSPENDED
+
+        async def is_over() -> bool:
+            return driver.store.load_execution(result.execution_id).status.is_terminal
+
+        await until(is_over)
+        [request] = driver.store.approvals(execution_id=result.execution_id)
+        assert request.status is ApprovalStatus.EXPIRED
+        report = await driver.supervisor_report_async()
+        assert report is not None
+        assert report[0]["counts"]["wakes"] == 1
