@@ -28,6 +28,7 @@ from phronomy_ray.store.engines import StoreOptions, make_engine  # noqa: E402  
 from phronomy_ray.store.locations import parse_location  # noqa: E402
 from phronomy_ray.store.migrate import Migrations  # noqa: E402
 from phronomy_ray.store.sql_store import SqlStore, open_store  # noqa: E402
+from phronomy_ray.store.tables import VERSION_TABLE  # noqa: E402
 from phronomy_ray.testing.postgres import PostgresServer  # noqa: E402
 
 
@@ -104,6 +105,48 @@ def postgres_database(postgres: PostgresServer, postgres_template: str) -> Itera
     yield database
     database.close()
     postgres.drop_database(database.url)
+
+
+class KeptPostgres:
+    """One database for many tests, emptied between them: making one takes longer than most tests that only read and write."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        database = Database(url)
+        named = database.sql(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_name <> :version",
+            version=VERSION_TABLE,
+        )
+        self._tables = sorted(name for (name,) in named)
+        self._meta = database.sql("SELECT name, value FROM store_meta")
+        database.close()
+
+    def lend(self) -> Iterator[Database]:
+        database = Database(self.url)
+        yield database
+        for store in database._stores:
+            store.close()
+        with database.engine().begin() as connection:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))  # in any order
+            for table in self._tables:
+                connection.execute(text(f'DELETE FROM "{table}"'))
+            for name, value in self._meta:
+                connection.execute(
+                    text("INSERT INTO store_meta (name, value) VALUES (:name, :value)"),
+                    {"name": name, "value": value},
+                )
+        database.close()
+
+
+@pytest.fixture(scope="session")
+def kept_postgres(postgres: PostgresServer, postgres_template: str) -> KeptPostgres:
+    return KeptPostgres(postgres.create_database(template=postgres_template))
+
+
+@pytest.fixture
+def lent_postgres(kept_postgres: KeptPostgres) -> Iterator[Database]:
+    """A migrated database for a test that leaves its schema alone."""
+    yield from kept_postgres.lend()
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from phronomy_ray.testing import store_conformance as suite
 
 
-@pytest.fixture
-def store_factory(database: Any) -> suite.StoreFactory:
-    return database.open
+@pytest.fixture(params=["sqlite_database", "lent_postgres"], ids=["sqlite", "postgres"])
+def store_factory(request: pytest.FixtureRequest) -> suite.StoreFactory:
+    return request.getfixturevalue(request.param).open
 
 
 class TestAgents(suite.AgentConformance):
