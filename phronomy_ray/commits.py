@@ -35,6 +35,21 @@ class ExecutionUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class DefinitionChange:
+    """The definition that an agent goes on under."""
+
+    definition_id: str
+    definition_version: str
+    #: ``module:Class``; empty when it cannot be imported.
+    class_path: str
+    #: The root's metadata from now on.
+    metadata: dict[str, Any]
+    #: New durable contexts: ``(execution_id, context)`` of its non-terminal execution, and of requests that wait.
+    execution_contexts: tuple[tuple[str, dict[str, Any]], ...] = ()
+    request_contexts: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Everything that changes in one durable step of one agent."""
 
@@ -74,6 +89,8 @@ class Commit:
     new_requests: tuple[QueuedRequest, ...] = ()
     #: Ids of queued requests that are queued no more: they have begun, or were withdrawn.
     ended_requests: tuple[str, ...] = ()
+    #: Rare: a new owner's class accepts the definition that the agent is stored under.
+    definition: DefinitionChange | None = None
     #: Texts to keep by hash (instructions, tool definitions): ``(hash, canonical text)``.
     contents: tuple[tuple[str, str], ...] = ()
 

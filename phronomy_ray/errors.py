@@ -69,6 +69,12 @@ class DefinitionUnavailableError(ConfigurationError):
     default_code = "definition_unavailable"
 
 
+class DefinitionVersionError(ConfigurationError):
+    """The agent is stored, or live, under another definition or version than this class; nothing was changed."""
+
+    default_code = "definition_version"
+
+
 class DefinitionChangedError(ConfigurationError):
     """The tool is not the one that the stored call was made for: another schema or version, or it is gone."""
 

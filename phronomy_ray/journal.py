@@ -41,6 +41,8 @@ class RecordKind(StrEnum):
     KNOWLEDGE_CLEARED = "knowledge_cleared"
     CONTEXT_RESET = "context_reset"
     AGENT_CLOSED = "agent_closed"
+    #: It goes on under a later definition.
+    DEFINITION_MIGRATED = "definition_migrated"
 
 
 #: Records that hold a message of the conversation.

@@ -60,8 +60,11 @@ class Agent:
     max_output_tokens: ClassVar[int | None] = None
     #: Name of this definition in the store; the import path unless given.
     definition_id: ClassVar[str] = ""
-    #: Version of this definition; an agent stored under another one is refused.
+    #: Version of this definition; an agent stored under another one is refused, unless `definition_migrations` names it.
     definition_version: ClassVar[str] = "1"
+    #: Earlier definitions whose stored agents this class goes on with: a list of versions, or of pairs of id and version; or a
+    #: mapping of those to a `DefinitionMigration` (or ``None``).
+    definition_migrations: ClassVar[Sequence[Any] | Mapping[Any, Any]] = ()
     #: Provider settings: ``temperature``, ``top_p``, ``seed``, ``api_base``, ...; secrets in it are never stored.
     model_settings: ClassVar[Mapping[str, Any]] = {}
     #: Limit of one attempt of a model call, in seconds.

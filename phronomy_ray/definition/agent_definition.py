@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.definition.busy import DEFAULT_MAX_QUEUED, BusyRule
+from phronomy_ray.definition.migrations import DefinitionKey, DefinitionMigration
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet
 from phronomy_ray.definition.tool_source import ToolSource
 
@@ -70,6 +71,8 @@ class AgentDefinition:
     on_busy: BusyRule = BusyRule.REJECT
     max_queued_requests: int = DEFAULT_MAX_QUEUED
     max_starts_without_progress: int = DEFAULT_MAX_STARTS
+    #: By id and version of the earlier definition.
+    migrations: Mapping[DefinitionKey, DefinitionMigration] = field(default_factory=dict)
 
     @property
     def wants_registries(self) -> bool:
@@ -80,6 +83,11 @@ class AgentDefinition:
     def wants_assembly(self) -> bool:
         """Whether each turn's tools are assembled from registries and sources; else they are its own ones, for nothing."""
         return bool(self.sources) or self.wants_registries
+
+    @property
+    def accepted_versions(self) -> frozenset[str]:
+        """Its version, and those whose stored agents it goes on with."""
+        return frozenset({self.definition_version, *(version for _, version in self.migrations)})
 
     @property
     def tools(self) -> Mapping[str, BoundTool]:

@@ -13,6 +13,7 @@ from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.definition.callables import takes
 from phronomy_ray.definition.filters import callables_of, inherited
 from phronomy_ray.definition.importing import class_path_of
+from phronomy_ray.definition.migrations import migrations_of
 from phronomy_ray.definition.tool import Tool, is_number, is_tool_name, is_whole
 from phronomy_ray.definition.tool_set import BoundTool, ToolSet, bind_tool
 from phronomy_ray.definition.tool_source import ToolSource
@@ -100,10 +101,11 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         name: callables_of(owner, name, inherited(cls, name), arguments=2)
         for name in ("input_filters", "output_filters", "result_filters")
     }
+    definition_id = cls.definition_id or f"{cls.__module__}:{cls.__qualname__}"
     tools = _bind_tools(cls, own_aliases, filters["result_filters"])
     return AgentDefinition(
         cls=cls,
-        definition_id=cls.definition_id or f"{cls.__module__}:{cls.__qualname__}",
+        definition_id=definition_id,
         definition_version=cls.definition_version,
         class_path=class_path_of(cls),
         model=cls.model,
@@ -138,6 +140,9 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         on_busy=on_busy,
         max_queued_requests=cls.max_queued_requests,
         max_starts_without_progress=cls.max_starts_without_progress,
+        migrations=migrations_of(
+            f"agent {cls.__name__}", cls.definition_migrations, (definition_id, cls.definition_version)
+        ),
         **_assembly_fields(cls),
     )
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from phronomy_ray.commits import Hydration
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
-from phronomy_ray.engine.reading import check_definition, check_options
+from phronomy_ray.engine.migrating import check_definition, migrate
+from phronomy_ray.engine.reading import check_options
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.engine.turn_tools import TurnTools
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.journal import AgentRoot, ExecutionStatus, Lifecycle
 from phronomy_ray.kernel.context import Conversation
+from phronomy_ray.kernel.definition_change import COMMITS
 from phronomy_ray.kernel.partial_view import newest_view, with_older
 from phronomy_ray.kernel.progress import binding_of
 from phronomy_ray.kernel.state import AgentState, contents_of
@@ -41,18 +44,21 @@ async def take_over(
     Raises:
         NotFoundError: no such agent is stored.
         AgentParkedError: it is out of service, or is now: too many owners in a row have made no progress.
-        ConfigurationError: it is stored under another class or definition version (nothing was claimed), or its running
-            execution, or a request that waits, came with instance options that are not here.
+        DefinitionVersionError: it is stored under another definition, which this class does not accept; nothing was claimed.
+        ConfigurationError: its running execution, or a request that waits, came with instance options that are not here; or the
+            migration from an earlier definition failed.
         DefinitionUnavailableError: the registries of its running execution's tools cannot be had in this process.
     """
     port = store.store
+    served = (definition.definition_id, definition.definition_version)
+    migration = None
     hydration = None
     while hydration is None:
         hydration = await store.run(
             port.claim_served,
             agent_id,
-            definition_id=definition.definition_id,
-            definition_version=definition.definition_version,
+            definition_id=served[0],
+            definition_version=served[1],
             recent=RECENT_RECORDS,
             owner=owner,
             now=now,
@@ -60,14 +66,19 @@ async def take_over(
         if hydration is None:
             root = await store.run(port.load_root, agent_id)
             _check_in_service(root)
-            check_definition(definition, root.definition_id, root.definition_version, agent_id)
-            # put back into service meanwhile: once more
+            migration = check_definition(definition, root.definition_id, root.definition_version, agent_id)
+            served = (root.definition_id, root.definition_version)
+            # accepted, or put back into service or migrated meanwhile: once more
     reason = crash_loop(hydration, definition.max_starts_without_progress, now) if may_park else None
     if reason is not None:
         await store.run(port.park_agent, agent_id, epoch=hydration.root.epoch, reason=reason)
         raise parked_error(agent_id, reason)
+    commits = 0
     try:
-        return await _restore(hydration, store, options, turn_tools)
+        if migration is not None:
+            hydration = await migrate(hydration, migration, definition, store, now=now)
+            commits = COMMITS
+        return replace(await _restore(hydration, store, options, turn_tools), commits=commits)
     except ConfigurationError:  # it has not even begun: that is no crash, however often it is tried
         await store.run(port.uncount_start, agent_id, epoch=hydration.root.epoch)
         raise

@@ -1,29 +1,17 @@
-"""Reading stored agents and executions back: definition check, results, the messages of a journal."""
+"""Reading stored agents and executions back: results, the messages of a journal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
-from phronomy_ray.errors import ConfigurationError, DefinitionChangedError
+from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.journal import MESSAGE_KINDS, ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.context import sendable
 from phronomy_ray.messages import Message
 from phronomy_ray.results import ResultParts, RunResult, result_of, result_of_request
 from phronomy_ray.store.port import Store
-
-
-def check_definition(definition: AgentDefinition, stored_id: str, stored_version: str, agent_id: str) -> None:
-    """Raise `ConfigurationError` (code ``definition_changed``) unless the stored agent belongs to this definition and version."""
-    if (stored_id, stored_version) != (definition.definition_id, definition.definition_version):
-        raise ConfigurationError(
-            f"agent {agent_id!r} is stored as {stored_id!r} version {stored_version!r}; this class is "
-            f"{definition.definition_id!r} version {definition.definition_version!r}",
-            code=DefinitionChangedError.default_code,
-            details={"agent_id": agent_id, "stored_id": stored_id, "stored_version": stored_version},
-        )
 
 
 def check_options(options: InstanceOptions, wanted: Mapping[str, Sequence[str]], agent_id: str) -> None:

@@ -59,7 +59,7 @@ def change_since(
     if approval is None or not approval.fingerprint:
         return None
     approved = approval.fingerprint
-    if approved.get("definition_version") != definition.definition_version:
+    if approved.get("definition_version") not in definition.accepted_versions:
         return f"the agent's definition is at another version than {approved.get('definition_version')!r}"
     if approved.get("registry_key", "") != bound.registry_key:
         return f"tool {row.tool_name!r} is another implementation than the one that was approved"

@@ -16,7 +16,8 @@ from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.definition.placement import InProcess, Placement
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import check_knowledge, new_agent
-from phronomy_ray.engine.reading import check_definition, load_status
+from phronomy_ray.engine.migrating import check_definition, check_live_definition
+from phronomy_ray.engine.reading import load_status
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     CleanupError,
@@ -209,8 +210,10 @@ class Runtime(ReservedRuns):
 
         Raises:
             NotFoundError: it is not stored.
-            ConfigurationError: it is stored under another class or definition version, its live actor uses another
-                store or has other options, or the options cannot travel to the actor.
+            DefinitionVersionError: it is stored under another definition or version, which this class does not accept, or is
+                live under another one.
+            ConfigurationError: its live actor uses another store or has other options, or the options cannot travel to the
+                actor.
         """
         check_id(agent_id, "agent_id")
         self._check_open()
@@ -455,7 +458,7 @@ class Runtime(ReservedRuns):
                     "given": options.names(),
                 },
             )
-        check_definition(definition, live["definition_id"], live["definition_version"], live["agent_id"])
+        check_live_definition(definition, live["definition_id"], live["definition_version"], live["agent_id"])
         if live["store"] != self.store.identity:
             raise ConfigurationError(
                 f"agent {live['agent_id']!r} is live on the store {live['store']}, and this runtime uses "

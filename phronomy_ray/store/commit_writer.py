@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable
 
 from phronomy_ray.canonical_json import loads
-from phronomy_ray.commits import Commit, ExecutionUpdate
+from phronomy_ray.commits import Commit, DefinitionChange, ExecutionUpdate
 from phronomy_ray.errors import (
     AgentBusyError,
     ConflictError,
@@ -86,6 +86,7 @@ class PreparedCommit:
                 statements.UPDATE_APPROVAL,
                 [approval_rows.approval_changes(r, encoder) for r in commit.approvals],
             ),
+            *_definition_updates(agent_id, commit.definition, encoder),
         ]
         #: ``(statement, rows)`` of inserts, in an order that satisfies the foreign keys.
         self.inserts: list[Step] = [
@@ -231,6 +232,30 @@ class PreparedCommit:
         else:
             state = f"is at revision {found.revision}; the commit expected {update.expected_revision}"
         raise ConflictError(f"execution {execution_id!r} {state}", details={"execution_id": execution_id})
+
+
+def _definition_updates(
+    agent_id: str, change: DefinitionChange | None, encoder: RowEncoder
+) -> list[tuple[str, Executable, list[rows.Columns]]]:
+    executions = change.execution_contexts if change is not None else ()
+    requests = change.request_contexts if change is not None else ()
+    return [
+        (
+            "agent",
+            statements.UPDATE_DEFINITION,
+            [] if change is None else [rows.definition_changes(agent_id, change, encoder)],
+        ),
+        (
+            "execution",
+            statements.UPDATE_EXECUTION_CONTEXT,
+            rows.context_changes(agent_id, executions, encoder),
+        ),
+        (
+            "queued request",
+            statements.UPDATE_REQUEST_CONTEXT,
+            rows.context_changes(agent_id, requests, encoder),
+        ),
+    ]
 
 
 def _check_shape(commit: Commit) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Row
 
 from phronomy_ray.canonical_json import loads
+from phronomy_ray.commits import DefinitionChange
 from phronomy_ray.errors import SerializationError
 from phronomy_ray.journal import (
     AgentRoot,
@@ -62,6 +63,35 @@ def references(rows: Iterable[AnyRow], *columns: str) -> set[str]:
 
 
 # --- agents ----------------------------------------------------------------------------------------------------
+
+
+def definition_changes(agent_id: str, change: DefinitionChange, encoder: RowEncoder) -> Columns:
+    """The columns of a root that change with its definition."""
+    return {
+        "the_agent_id": agent_id,
+        "new_definition_id": plain_text(change.definition_id),
+        "new_definition_version": plain_text(change.definition_version),
+        "new_class_path": change.class_path,
+        "new_metadata": encoder.sealed(change.metadata),
+    }
+
+
+def context_changes(
+    agent_id: str, contexts: Iterable[tuple[str, dict[str, Any]]], encoder: RowEncoder
+) -> list[Columns]:
+    """The columns of executions or requests that change with their agent's definition."""
+    changes: list[Columns] = []
+    for execution_id, context in contexts:
+        inline, reference = encoder.content(context)
+        changes.append(
+            {
+                "the_execution_id": execution_id,
+                "the_agent_id": agent_id,
+                "new_durable_context": inline,
+                "new_durable_context_ref": reference,
+            }
+        )
+    return changes
 
 
 def to_root(row: AnyRow, decoder: RowDecoder) -> AgentRoot:

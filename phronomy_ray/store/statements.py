@@ -246,6 +246,30 @@ UPDATE_EXECUTION = (
     )
 )
 
+#: The rare change of a definition.
+UPDATE_DEFINITION = (
+    update(agents)
+    .where(_is(agents.c.agent_id, "the", "agent_id"))
+    .values(**_changes(agents, "definition_id", "definition_version", "class_path", "metadata"))
+)
+UPDATE_EXECUTION_CONTEXT = (
+    update(executions)
+    .where(
+        _is(executions.c.execution_id, "the", "execution_id"),
+        _is(executions.c.agent_id, "the", "agent_id"),
+        IS_OPEN,
+    )
+    .values(**_changes(executions, "durable_context", "durable_context_ref"))
+)
+UPDATE_REQUEST_CONTEXT = (
+    update(queued_requests)
+    .where(
+        _is(queued_requests.c.execution_id, "the", "execution_id"),
+        _is(queued_requests.c.agent_id, "the", "agent_id"),
+    )
+    .values(**_changes(queued_requests, "durable_context", "durable_context_ref"))
+)
+
 UPDATE_MODEL_CALL = (
     update(model_calls)
     .where(
