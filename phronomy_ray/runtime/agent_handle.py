@@ -113,8 +113,7 @@ class AgentHandle(WorkerInputRestricted):
             on_busy=on_busy,
             reserved=ReservedStart(budget_s=budget_of(cancellation)),
         )
-        tie(self._link, execution, cancellation)
-        return ExecutionHandle(self, self._link, execution)
+        return ExecutionHandle(self, self._link, execution, untie=tie(self._link, execution, cancellation))
 
     start = blocking(start_async)
 
@@ -145,10 +144,8 @@ class AgentHandle(WorkerInputRestricted):
             reserved=ReservedStart(budget_s=budget_of(cancellation)),
         )
         untie = tie(self._link, execution, cancellation)
-        result = await self.execution(execution).wait_async(until="suspended", timeout=timeout)
-        if result.status.is_terminal:
-            untie()
-        return result.raise_for_status()
+        handle = ExecutionHandle(self, self._link, execution, untie=untie)
+        return (await handle.wait_async(until="suspended", timeout=timeout)).raise_for_status()
 
     invoke = blocking(invoke_async)
 
@@ -245,8 +242,8 @@ class AgentHandle(WorkerInputRestricted):
             on_busy=BusyRule.REJECT,
             reserved=ReservedStart(correlation=reservation.correlation, budget_s=budget_of(cancellation)),
         )
-        tie(self._link, reservation.execution_id, cancellation)
-        return ExecutionHandle(self, self._link, reservation.execution_id)
+        execution = reservation.execution_id
+        return ExecutionHandle(self, self._link, execution, untie=tie(self._link, execution, cancellation))
 
     start_reserved = blocking(start_reserved_async)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.cancel_tokens import CancellationToken, Deadline
@@ -25,12 +25,21 @@ if TYPE_CHECKING:
 class ExecutionHandle(WorkerInputRestricted):
     """One execution. `result` and ``await`` go to its end; `wait` can also stop at a suspension."""
 
-    def __init__(self, agent: AgentHandle, link: AgentLink, execution_id: str) -> None:
+    def __init__(
+        self,
+        agent: AgentHandle,
+        link: AgentLink,
+        execution_id: str,
+        *,
+        untie: Callable[[], None] = lambda: None,
+    ) -> None:
         #: The agent that runs it.
         self.agent = agent
         #: The execution's id.
         self.execution_id = execution_id
         self._link = link
+        #: Frees the token that it was started with.
+        self._untie = untie
 
     def __repr__(self) -> str:
         return f"ExecutionHandle({self.execution_id!r}, agent={self.agent.agent_id!r})"
@@ -74,6 +83,8 @@ class ExecutionHandle(WorkerInputRestricted):
                 )
             result = await self._link.client.wait_once(self.execution_id, until, left)
             if result is not None:
+                if result.status.is_terminal:
+                    self._untie()
                 return result
 
     async def result_async(

@@ -211,3 +211,67 @@ async def test_unloading_while_suspended_wakes_waiters_and_the_next_engine_goes_
     second = lab.engine(engine.definition)
     await lab.decide_all(second)
     assert (await lab.end(second)).output == "x"
+
+
+# --- reported faults ----------------------------------------------------------------------------------------
+
+
+async def test_L01_a_batch_that_is_stopped_in_the_middle_is_answered_whole(lab: Any) -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        running.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    engine = lab.engine(
+        lab.define(lab.first_turn(calls(call("look", {"x": 1}), call("slow", {}))), look, slow)
+    )
+    await engine.start("ex1", "go")
+    await running.wait()
+    async with asyncio.timeout(20):
+        while not any(row.status is ToolCallStatus.SUCCEEDED for row in lab.store.tool_calls("ex1")):
+            await asyncio.sleep(0.002)
+    await engine.cancel("ex1", "enough")
+    assert (await lab.end(engine)).status is ExecutionStatus.CANCELLED
+    assert [row.status for row in lab.store.tool_calls("ex1")] == [
+        ToolCallStatus.SUCCEEDED,
+        ToolCallStatus.CANCELLED,
+    ]
+    assert lab.kinds().count("tool_message") == 2
+    await lab.still_usable(engine)  # the next prompt is well paired, and the turn runs
+
+
+async def test_L20_what_a_cancellation_leaves_does_not_depend_on_how_a_tool_runs(lab: Any) -> None:
+    def make(is_async: bool) -> Any:
+        started = threading.Event()
+
+        async def wait_on_the_loop(context: ToolContext) -> str:
+            started.set()
+            await asyncio.Event().wait()
+            return "never"
+
+        def wait_on_a_thread(context: ToolContext) -> str:
+            started.set()
+            while not context.is_cancelled():
+                lab.release.wait(0.002)
+            context.raise_if_cancelled()
+            return "never"
+
+        return tool(name="work")(wait_on_the_loop if is_async else wait_on_a_thread), started
+
+    left = []
+    for number, (is_async, stream) in enumerate([(True, False), (True, True), (False, False), (False, True)]):
+        work, started = make(is_async)
+        agent_id, execution_id = f"a{number}", f"ex{number}"
+        engine = lab.engine(lab.define([calls(call("work", {})), final("never")], work), agent_id)
+        await engine.start(execution_id, "go", stream=stream)
+        assert await asyncio.to_thread(started.wait, 20)
+        await engine.cancel(execution_id, "enough")
+        result = await lab.end(engine, execution_id)
+        rows = [(row.status, row.model_text) for row in lab.store.tool_calls(execution_id)]
+        events = [row.type for row in lab.store.events(execution_id)]
+        left.append((result.status, result.terminal_reason, rows, lab.kinds(execution_id), events))
+    assert left[0][2] == [(ToolCallStatus.CANCELLED, "Cancelled: this call was stopped.")]
+    assert all(item == left[0] for item in left), left

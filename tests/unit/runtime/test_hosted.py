@@ -341,6 +341,15 @@ def test_a_token_ends_what_was_started_with_it(worker: Workers, new_id: Names) -
     assert agent.invoke("hello").output == "you said: hello"
 
 
+def test_a_token_forgets_what_has_ended(worker: Workers, new_id: Names) -> None:
+    runtime, token = worker(), CancellationToken()
+    agent = runtime.create(Puppet, new_id("token"))
+    agent.invoke("hello", cancellation=token)
+    agent.start("hello", cancellation=token).result(timeout=PATIENCE_S)
+    agent.start_hosted(agent.reserve(), "hello", cancellation=token).result(timeout=PATIENCE_S)
+    assert not token._callbacks
+
+
 def test_a_deadline_ends_it_too_and_is_told_apart(worker: Workers, new_id: Names) -> None:
     runtime, name = worker(), new_id("token")
     agent = runtime.create(Puppet, name)
