@@ -197,6 +197,7 @@ class Runtime(ReservedRuns):
         if await live_status(self.directory, agent_id) is not None or await self._root(agent_id) is not None:
             raise AgentAlreadyExistsError(f"agent {agent_id!r} exists", details={"agent_id": agent_id})
         live = await self.directory.create(agent_id, wiring, request)
+        self._supervision.begin()
         return AgentHandle(self, agent_id, wiring, live=live)
 
     create = blocking(create_async)
@@ -223,10 +224,12 @@ class Runtime(ReservedRuns):
         if found is not None:
             live, status = found
             self._check_live(status, definition, options)
+            self._supervision.begin()
             return AgentHandle(self, agent_id, wiring, live=live)
         root = await asyncio.to_thread(self.store.load_root, agent_id)
         check_definition(definition, root.definition_id, root.definition_version, agent_id)
         live = await self.directory.wake(agent_id, wiring)
+        self._supervision.begin()
         serving = await status_of(live)
         if serving is not None:
             self._check_live(serving, definition, options)
@@ -414,7 +417,6 @@ class Runtime(ReservedRuns):
         Raises:
             ConfigurationError: it has to travel by value, and something in it cannot; or something in the options cannot.
         """
-        self._supervision.begin()
         path = agent_class.definition().class_path
         pickles = self._home.pickles
         if pickles is not None and not path:
