@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -34,6 +33,7 @@ from phronomy_ray.errors import (
     SerializationError,
     WaitTimeoutError,
 )
+from phronomy_ray.frozen import replace
 from phronomy_ray.kernel.effects import Authorize
 from phronomy_ray.kernel.inputs import Authorized
 from phronomy_ray.redaction import redact_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, cast
 
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
@@ -26,6 +26,7 @@ from phronomy_ray.errors import (
     StoreError,
 )
 from phronomy_ray.events import Event, EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.admission import message_of_input

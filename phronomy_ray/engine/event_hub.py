@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from phronomy_ray.events import Event, EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 BUFFER_EVENTS = 10_000

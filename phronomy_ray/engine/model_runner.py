@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from phronomy_ray.errors import CancellationError, ErrorRecord, ModelError, PhronomyError
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.kernel.effects import CallModel
 from phronomy_ray.kernel.inputs import ModelAnswered, ModelFailed, ModelStopped
 from phronomy_ray.messages import Role

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -44,6 +43,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.events import Event
 from phronomy_ray.faults import FaultPoints
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus
 from phronomy_ray.kernel.context import OlderRecordsNeeded
 from phronomy_ray.kernel.effects import Effect, Publish, Settled, Step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed, ToolAssembly
@@ -16,6 +15,7 @@ from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.definition.tool_source import Offer
 from phronomy_ray.errors import DefinitionUnavailableError, HookError, PhronomyError
+from phronomy_ray.frozen import replace
 from phronomy_ray.tools.off_loop import off_loop
 
 _LOG = logging.getLogger("phronomy_ray.engine")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 from phronomy_ray.assembly.assembly import Assembled, AssemblyFailed
@@ -27,6 +26,7 @@ from phronomy_ray.errors import (
     HookError,
     safe_message,
 )
+from phronomy_ray.frozen import replace
 from phronomy_ray.kernel.admission import message_of_input
 from phronomy_ray.kernel.effects import BuildInput, FilterOutput, Prepare
 from phronomy_ray.kernel.inputs import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -21,6 +21,7 @@ from phronomy_ray.engine.user_code import UserCode
 from phronomy_ray.errors import ErrorRecord, ModelError
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.faults import FaultPoints
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import ToolCallStatus
 from phronomy_ray.kernel.effects import (
     Authorize,

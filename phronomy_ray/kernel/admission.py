@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from phronomy_ray.assembly.capabilities import CapabilityEvent
 from phronomy_ray.canonical_json import dumps
 from phronomy_ray.errors import AgentClosedError, InvalidInputError
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import Channel, ExecutionRow, ExecutionStatus, Lifecycle, Phase, RecordKind
 from phronomy_ray.kernel.draft import Draft, new_draft
 from phronomy_ray.kernel.effects import Prepare, Step, without_change

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phronomy_ray.errors import ErrorRecord, FilterBlockError, MaxIterationsError
+from phronomy_ray.frozen import replace
 from phronomy_ray.kernel import tools_step
 from phronomy_ray.kernel.direct import direct_output
 from phronomy_ray.kernel.draft import Draft

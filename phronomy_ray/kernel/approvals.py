@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from phronomy_ray.approvals import DecisionSource
 from phronomy_ray.definition.tool import ToolOrigin, ToolSpec
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.ids import approval_request_id
 from phronomy_ray.journal import (
     ApprovalRow,

@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from phronomy_ray.errors import ContextBudgetExceededError, InvalidConversationError
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import MESSAGE_KINDS, TERMINAL_KINDS, VIEW_KINDS, JournalRecord, RecordKind
 from phronomy_ray.messages import Message, Role
 

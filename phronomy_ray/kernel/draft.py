@@ -6,7 +6,6 @@ A draft lives inside a single call of `machine.step`; nothing outside ever sees 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from phronomy_ray.canonical_json import content_hash, dumps
@@ -14,6 +13,7 @@ from phronomy_ray.commits import Commit, ExecutionUpdate
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.errors import ContextBudgetExceededError
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.ids import commit_id, model_call_id
 from phronomy_ray.journal import (
     ApprovalRow,

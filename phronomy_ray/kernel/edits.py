@@ -7,9 +7,8 @@ Each is one appended record in one commit: nothing is ever deleted, and what the
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phronomy_ray.errors import AgentBusyError, AgentClosedError
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import Channel, JournalRecord, Lifecycle, RecordKind
 from phronomy_ray.kernel.effects import Step, without_change
 from phronomy_ray.kernel.inputs import Edit, EditKind, Env

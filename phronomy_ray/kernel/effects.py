@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from phronomy_ray.approvals import ApprovalEvaluationRequest
 from phronomy_ray.commits import Commit
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import EventRow, ExecutionRow
 from phronomy_ray.kernel.state import AgentState
 from phronomy_ray.models.port import ModelRequest

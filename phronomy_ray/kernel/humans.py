@@ -6,7 +6,6 @@ A function here gives a finished `Step`, or the `Draft` of a batch with which th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +20,7 @@ from phronomy_ray.errors import (
     NotFoundError,
     StateConflictError,
 )
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import ApprovalRow, ApprovalStatus, ExecutionStatus, Phase, ToolCallRow
 from phronomy_ray.kernel import approvals, resolution
 from phronomy_ray.kernel.draft import Draft

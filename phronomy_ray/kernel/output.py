@@ -7,8 +7,7 @@ sent to a model again and never shown as part of the conversation. What they blo
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import Channel, ExecutionStatus, Phase, RecordKind
 from phronomy_ray.kernel.draft import Draft
 from phronomy_ray.kernel.effects import FilterOutput, Step, without_change

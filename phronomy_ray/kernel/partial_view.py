@@ -10,8 +10,8 @@ of a part asks for more of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import MESSAGE_KINDS, TERMINAL_KINDS, JournalRecord, RecordKind
 from phronomy_ray.kernel.context import Conversation
 

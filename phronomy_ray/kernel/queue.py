@@ -6,8 +6,6 @@ before. Who is next, and whether there is room, is decided by what is committed.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -15,6 +13,7 @@ from phronomy_ray.errors import (
     StateConflictError,
 )
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import (
     Channel,
     EventRow,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
 from phronomy_ray.definition.tool import Replay
 from phronomy_ray.errors import IllegalTransitionError
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import ExecutionStatus, Phase, ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel import humans
 from phronomy_ray.kernel.after_batch import after_batch, carry_on

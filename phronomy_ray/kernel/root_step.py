@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from phronomy_ray.commits import Commit
+from phronomy_ray.frozen import replace
 from phronomy_ray.ids import commit_id
 from phronomy_ray.journal import AgentRoot, EventRow, ExecutionRow, JournalRecord, QueuedRequest
 from phronomy_ray.kernel.effects import Publish, Step

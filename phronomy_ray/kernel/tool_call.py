@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
 from phronomy_ray.errors import DefinitionChangedError, ErrorRecord
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import ToolCallRow, ToolCallStatus
 from phronomy_ray.kernel.transitions import (
     LIVE_PHASES,

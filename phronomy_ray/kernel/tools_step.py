@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from phronomy_ray.canonical_json import dumps
 from phronomy_ray.definition.tool import OnError, Replay
 from phronomy_ray.errors import ErrorRecord, ToolError
 from phronomy_ray.events import EventType
+from phronomy_ray.frozen import replace
 from phronomy_ray.journal import (
     ApprovalStatus,
     Channel,
