@@ -29,6 +29,8 @@ from support.stores import ENGINES, FreshStore, fresh_store, postgres
 HERE = Path(__file__).parent
 #: Wakes that are under way at once when many are asked for.
 AT_ONCE = 64
+#: Length of the histories of agents whose memory is measured: longer than what a wake reads.
+MEMORY_RECORDS = 100
 
 
 class Bare:
@@ -310,7 +312,7 @@ def local_ray() -> Iterator[None]:
 def memory(report: Report, store: FreshStore) -> None:
     """Resident memory of live idle agents, in a process that does nothing else."""
     counts = (200,) if report.quick else (1_000, 10_000)
-    stored_agents(store, "idle", max(counts) + 50, 10)
+    stored_agents(store, "idle", max(counts) + 50, MEMORY_RECORDS)
     for count in counts:
         report.progress(f"memory: {count} agents")
         output = subprocess.run(
@@ -320,13 +322,13 @@ def memory(report: Report, store: FreshStore) -> None:
             text=True,
         ).stdout
         found = json.loads(output)
-        report.row(row="memory", records=10, agents=count, **found)
+        report.row(row="memory", records=MEMORY_RECORDS, agents=count, **found)
         report.ratios["kib_per_idle_agent"] = found["kib_per_agent"]
 
 
 async def _resident(url: str, count: int) -> dict[str, float]:
     start = wiring(url)
-    names = [f"idle-10-{number}" for number in range(count + 50)]
+    names = [f"idle-{MEMORY_RECORDS}-{number}" for number in range(count + 50)]
     async with running_host(count + 100) as host:
         await _in_parts(names[:50], lambda name: host.activate(name, start))
         before = _rss_kib()

@@ -16,7 +16,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from phronomy_ray.actors.pool_actor import PoolActor, pool_options
 from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor
 from phronomy_ray.tool_calls import CallKey, ToolOutcome, ToolProgress
 from phronomy_ray.tools.outcomes import not_performed, unknown
@@ -275,6 +274,9 @@ class PoolClient(WorkerInputRestricted):
         return self._actor
 
     def _create(self) -> Any:
+        # what a pool is made of is a sixth of what an agent's process would import: only those that start one need it
+        from phronomy_ray.actors.pool_actor import PoolActor, pool_options
+
         options = pool_options(self._pool, self._namespace)
         return ray.remote(PoolActor).options(**options).remote(self._pool, self._config, self._namespace)
 

@@ -22,8 +22,11 @@ from phronomy_ray.kernel.progress import binding_of
 from phronomy_ray.kernel.state import AgentState, contents_of
 from phronomy_ray.parking import ParkReason, parked_error
 
-#: Newest records that are read with the claim: enough for the next turns of most conversations.
-RECENT_RECORDS = 64
+#: Newest records that are read with the claim: all of a young agent, and little that is decoded and held for one that is only looked at.
+RECENT_RECORDS = 16
+#: Records of the first page that a model call asks for, and how many times as many each further one has.
+OLDER_RECORDS = 256
+OLDER_GROWTH = 4
 
 
 async def take_over(

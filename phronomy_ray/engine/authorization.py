@@ -52,10 +52,18 @@ class CodePool(WorkerInputRestricted):
     """A few daemon threads behind a bounded queue; both are made when the first code comes."""
 
     def __init__(self, *, threads: int = THREADS, waiting: int = QUEUE) -> None:
-        self._queue: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue(waiting)
+        self._most_waiting = waiting
+        #: Made for the first work: an idle agent has none.
+        self._made: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self._limit = threads
         self._threads: list[threading.Thread] = []
         self._closed = False
+
+    @property
+    def _queue(self) -> queue.Queue[tuple[Future[Any], Callable[[], Any]] | None]:
+        if self._made is None:
+            self._made = queue.Queue(self._most_waiting)
+        return self._made
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Have a thread run `work`.
@@ -81,11 +89,13 @@ class CodePool(WorkerInputRestricted):
     @property
     def waiting(self) -> int:
         """Work that no thread has taken yet."""
-        return self._queue.qsize()
+        return self._made.qsize() if self._made is not None else 0
 
     def close(self) -> None:
         """Let the threads go; what still waits is cancelled."""
         self._closed = True
+        if self._made is None:
+            return
         while True:
             try:
                 job = self._queue.get_nowait()

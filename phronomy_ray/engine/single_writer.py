@@ -17,7 +17,7 @@ from typing import Any
 from phronomy_ray.approvals import StandingRule
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.definition.agent_definition import AgentDefinition
-from phronomy_ray.engine.activation import RECENT_RECORDS, read_older, take_over
+from phronomy_ray.engine.activation import OLDER_GROWTH, OLDER_RECORDS, read_older, take_over
 from phronomy_ray.engine.deadlines import Deadlines
 from phronomy_ray.engine.event_hub import EventHub
 from phronomy_ray.engine.expiry import ExpiryAlarm
@@ -342,13 +342,13 @@ class SingleWriter(WorkerInputRestricted):
             builds_input=self._user_code.builds_input,
             filters_output=self._user_code.filters_output,
         )
-        page = RECENT_RECORDS
+        page = OLDER_RECORDS
         while True:
             try:
                 return step(self.state, event, env)
             except OlderRecordsNeeded:
-                page *= 4
                 older = await read_older(self.agent_id, self._store, self.state.conversation, page=page)
+                page *= OLDER_GROWTH
                 self._state = replace(self.state, conversation=older)
 
     async def _carry_out(self, before: AgentState, decided: Step) -> None:

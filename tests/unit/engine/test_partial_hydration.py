@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from phronomy_ray.engine import single_writer
 from phronomy_ray.engine.activation import RECENT_RECORDS
 from phronomy_ray.journal import VIEW_KINDS, JournalRecord
 from phronomy_ray.kernel.inputs import EditKind
@@ -80,17 +83,20 @@ async def test_every_new_owner_shows_its_model_what_one_owner_would_have_shown(l
         assert mine.manifest == theirs.manifest
 
 
-async def test_what_a_new_owner_reads_does_not_grow_with_the_history(lab: Any) -> None:
-    clerk = definition(lab, 400)
+async def test_what_a_new_owner_reads_does_not_grow_with_the_history(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single_writer, "OLDER_RECORDS", 40)
+    clerk = definition(lab, 250)
     engine = lab.engine(clerk)
     await engine.edit(EditKind.ADD_KNOWLEDGE, knowledge="It rains.")
     await talk(lab, engine, TURNS, "ex")
-    assert sum(record.kind in VIEW_KINDS for record in lab.journal()) > 2 * RECENT_RECORDS
+    assert sum(record.kind in VIEW_KINDS for record in lab.journal()) == 5 * TURNS + 1
     store = CountingStore(lab.store)
     fresh = await lab.restarted(clerk, store=store)
     assert store.read == RECENT_RECORDS + 1
     await lab.run(fresh, "the next question", id="next")
-    assert store.read == RECENT_RECORDS + 1
+    assert store.read == RECENT_RECORDS + 1 + 40, "one page, of a history that has four times as many"
     assert "It rains." in str(lab.prompts()[-1])
 
 
