@@ -27,6 +27,8 @@ class SupervisionLimits:
     #: How long a process may give no answer before it counts as hung, in seconds, and how often it is asked at least.
     hung_after_s: float = 30.0
     hung_after_questions: int = 3
+    #: Processes that are asked in one round; of more, each is asked the more seldom.
+    questions_per_round: int = 200
     #: Limit of one question, in seconds.
     answer_timeout_s: float = 5.0
     #: How long another cluster's supervisor may show no sign of life before its agents are taken over, in seconds. Ray needs up to

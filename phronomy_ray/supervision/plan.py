@@ -8,7 +8,7 @@ fact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class WakePlan:
         #: Agents that need a wake, the oldest work first.
         self._wanted: dict[str, OpenWork] = {}
         self._tries: dict[str, _Tries] = {}
+        #: When each process was asked last.
+        self._asked_at_s: dict[str, float] = {}
         self._in_flight: set[str] = set()
         self._tokens = float(limits.max_wakes)
         self._refilled_at_s: float | None = None
@@ -60,17 +62,24 @@ class WakePlan:
     def questions(
         self, found: Iterable[OpenWork], beats: Iterable[SupervisorBeat], now_s: float
     ) -> frozenset[str]:
-        """Processes to ask: the owners of work that is ours, unless it has moved since the last round."""
+        """Processes to ask: the owners of work that is ours, unless it has moved since the last round; when there are many, those
+        that were not asked for longest.
+        """
         works = list(found)
         self._clusters.hear(beats, {work.cluster for work in works if work.cluster}, now_s)
-        return frozenset(
-            work.process
-            for work in works
+        due = {
+            work.process: work.since
+            for work in sorted(works, key=lambda item: item.since, reverse=True)
             if work.process
             and self._is_at_home(work)
             and not self._has_moved(work)
             and work.agent_id not in self._in_flight
-        )
+        }
+        turn = sorted(due, key=lambda process: (self._asked_at_s.get(process, -1.0), due[process]))
+        asked = frozenset(turn[: self._limits.questions_per_round])
+        self._asked_at_s = {name: at_s for name, at_s in self._asked_at_s.items() if name in due}
+        self._asked_at_s.update(dict.fromkeys(asked, now_s))
+        return asked
 
     def look(self, found: Iterable[OpenWork], answers: Mapping[str, Answer], now_s: float) -> list[str]:
         """Take in what was found and answered. Returns the processes that hang: end them, and say so by `ended`."""
@@ -82,13 +91,13 @@ class WakePlan:
         for process in moving:  # a commit is as good as an answer
             self._silences.forget(process)
         self._silences.keep({work.process for work in works.values()})
-        self._wanted = {}
+        known, self._wanted = self._wanted, {}
         self._elsewhere = 0
         self._with_work = len(works)
         for work in works.values():
             if not self._clusters.is_ours(work.cluster, now_s):
                 self._elsewhere += 1
-            elif self._needs_wake(work, answers):
+            elif self._needs_wake(work, answers, known):
                 self._wanted[work.agent_id] = work
         self._seen = {work.agent_id: (work.epoch, work.revision) for work in works.values()}
         #: An agent that is served, or has nothing to do any more, is no case any more.
@@ -106,12 +115,13 @@ class WakePlan:
     def _is_at_home(self, work: OpenWork) -> bool:
         return work.cluster in ("", self._clusters.own)
 
-    def _needs_wake(self, work: OpenWork, answers: Mapping[str, Answer]) -> bool:
+    def _needs_wake(self, work: OpenWork, answers: Mapping[str, Answer], known: Container[str]) -> bool:
         if not work.process or not self._is_at_home(work):
             return True  # it was never owned, or its whole cluster is gone
         answer = answers.get(work.process)
         if answer is None:
-            return False  # it moves, or is being woken
+            # it moves, is being woken, or was asked a moment ago
+            return work.agent_id in known and not self._has_moved(work)
         if answer.presence is Presence.ANSWERS:
             return answer.serves.get(work.agent_id, -1) < work.epoch
         return answer.presence is Presence.ABSENT

@@ -36,8 +36,6 @@ _LOG = logging.getLogger("phronomy_ray.supervision")
 #: Rows that are read at once, and pages of one round: more work than that is looked at when some of it is done.
 PAGE = 500
 MAX_PAGES = 20
-#: Questions under way at once.
-MAX_QUESTIONS = 200
 #: Parked agents that a report names.
 MAX_PARKED_SHOWN = 100
 #: How often it is looked for too many live agents, in rounds.
@@ -202,12 +200,10 @@ class Supervisor(WorkerInputRestricted):
         return found
 
     async def _ask(self, processes: Iterable[str]) -> dict[str, Answer]:
-        gate = asyncio.Semaphore(MAX_QUESTIONS)
         timeout_s = self._limits.answer_timeout_s
 
         async def ask(process: str) -> tuple[str, Answer]:
-            async with gate:
-                return process, await self._population.ask(process, timeout_s=timeout_s)
+            return process, await self._population.ask(process, timeout_s=timeout_s)
 
         return dict(await asyncio.gather(*(ask(process) for process in processes)))
 

@@ -192,3 +192,11 @@ async def test_an_owner_that_lacks_instance_options_is_no_crash(lab: Any) -> Non
 def test_the_limit_is_a_positive_whole_number(lab: Any, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_starts_without_progress"):
         lab.define([final("x")], max_starts_without_progress=wrong)
+
+
+async def test_another_version_is_refused_with_a_code_of_its_own_before_anything_is_claimed(lab: Any) -> None:
+    lab.engine(lab.define([final("x")]))
+    with pytest.raises(ConfigurationError) as refused:
+        await lab.restarted(lab.define([final("x")], definition_version="2"))
+    assert refused.value.code == "definition_changed"
+    assert lab.store.load_root("a1").epoch == 0

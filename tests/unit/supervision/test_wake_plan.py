@@ -94,6 +94,22 @@ def test_one_question_is_enough_for_all_agents_of_a_host_and_none_for_those_that
     assert plan.questions(moved, (), 4.0) == {"host:0", "agent:a9"}
 
 
+def test_of_many_processes_each_is_asked_in_turn() -> None:
+    plan = WakePlan("east", replace(LIMITS, questions_per_round=4))
+    works = [work(number) for number in range(10)]
+    everybody = {item.process for item in works}
+    rounds = []
+    for now_s in range(5):
+        asked = plan.questions(works, (), float(now_s))
+        by_process = {item.process: item for item in works}
+        plan.look(works, {name: serving(by_process[name]) for name in asked}, float(now_s))
+        assert plan.next_wakes(float(now_s)) == []
+        rounds.append(asked)
+    assert [len(asked) for asked in rounds] == [4] * 5
+    assert rounds[0] | rounds[1] | rounds[2] == everybody
+    assert rounds[2] | rounds[3] | rounds[4] == everybody
+
+
 def test_a_wake_that_changes_nothing_is_tried_again_ever_later_and_holds_up_nobody() -> None:
     plan = WakePlan("east", replace(LIMITS, wakes_per_s=1_000.0))
     bad, good = work(2), work(1)
