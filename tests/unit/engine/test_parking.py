@@ -198,5 +198,5 @@ async def test_another_version_is_refused_with_a_code_of_its_own_before_anything
     lab.engine(lab.define([final("x")]))
     with pytest.raises(ConfigurationError) as refused:
         await lab.restarted(lab.define([final("x")], definition_version="2"))
-    assert refused.value.code == "definition_changed"
+    assert refused.value.code == "definition_version"
     assert lab.store.load_root("a1").epoch == 0
