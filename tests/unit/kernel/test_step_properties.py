@@ -37,10 +37,12 @@ from phronomy_ray.errors import (
     StateConflictError,
 )
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.kernel.detaching import detached_wait
 from phronomy_ray.kernel.inputs import (
     Authorized,
     Cancel,
     Decide,
+    Detach,
     Edit,
     EditKind,
     Expire,
@@ -62,7 +64,7 @@ from phronomy_ray.kernel.inputs import (
     ToolOutcomes,
 )
 from phronomy_ray.kernel.machine import step
-from phronomy_ray.kernel.state import AgentState
+from phronomy_ray.kernel.state import AgentState, pending_approvals
 from phronomy_ray.kernel.tool_call import MAX_OWNER_LOSSES
 from phronomy_ray.messages import Message, ToolCallRequest, Usage
 from phronomy_ray.models.port import FinishReason, ModelAnswer
@@ -447,12 +449,45 @@ class KernelMachine(KernelLaws):
         if ends:
             self.work.model_calls.discard(call_id)
 
-    @rule()
-    def crash(self) -> None:
+    @rule(wished=st.booleans())
+    def crash(self, wished: bool = False) -> None:
+        """The next owner takes over; perhaps it finds that somebody wishes the execution to end."""
         self.zombies |= self.work.bodies
         self.work = Work()
         self.state = AgentState.hydrate(*self.store.claim())
-        self.feed(Recover())
+        running = self.state.execution
+        self.feed(Recover(cancel_reason="wished" if wished else None))
+        if wished and running is not None:
+            row = self.store.executions[running.row.execution_id]
+            assert row.cancel_requested_at is not None
+            assert row.status is ExecutionStatus.CANCELLED or self.work.bodies <= self.zombies
+
+    @precondition(lambda self: self.state.execution is not None)
+    @rule(number=st.integers(0, 5), runs=st.booleans())
+    def detach(self, number: int, runs: bool) -> None:
+        running = self.state.execution
+        assert running is not None
+        waiting = [item.approval_request_id for item in pending_approvals(running)]
+        request = [*waiting, "ap_wrong"][number % (len(waiting) + 1)]
+        event = Detach(running.row.execution_id, request, f"d{number}", runs=runs)
+        may_go = request in waiting and running.row.status is ExecutionStatus.SUSPENDED and not runs
+        known = running.progress.detached
+        if known is not None and known.detach_id == event.detach_id:
+            assert step(self.state, event, self.env()).commit is None, "it is repeated"
+            return
+        if not may_go:
+            with pytest.raises(AgentBusyError):
+                step(self.state, event, self.env())
+            return
+        assert self.feed(event)
+        row = self.store.executions[running.row.execution_id]
+        wait = detached_wait(row, event.detach_id)
+        assert wait is not None
+        assert (wait.approval_request_id, wait.execution_revision) == (request, row.revision)
+        self.crash()
+        after = self.state.execution
+        if after is not None:  # nothing of it had expired meanwhile
+            assert set(waiting) >= {item.approval_request_id for item in pending_approvals(after)}
 
 
 #: One example is some 40 ms; ``HYPOTHESIS_PROFILE=thorough`` asks for more of them.
