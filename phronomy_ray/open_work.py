@@ -17,6 +17,8 @@ class WorkKind(StrEnum):
     QUEUED = "queued"
     #: It waits for a human, and the time of a request is over.
     EXPIRED = "expired"
+    #: Somebody wishes its execution to end, and no owner has taken that up: whoever wished it could not tell.
+    WISHED = "wished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class OpenWork:
 
     kind: WorkKind
     agent_id: str
-    #: Since when it is to be done: start of the execution, oldest request, expiry.
+    #: Since when it is to be done: start of the execution, oldest request, expiry, wish.
     since: datetime
     #: Id that is unique among work of this kind: of the execution, the agent, or the approval request.
     key: str

@@ -289,6 +289,13 @@ class AgentEngine(DetachableAgent):
                 await self._drop_taken(execution_id)
         return await self.view(execution_id)
 
+    async def take_up_wish(self) -> None:
+        """Cancel what is wished to end, if somebody's wish has not been told here."""
+        await self.activate()
+        running = self.state.execution
+        if running is not None and (reason := await self._wished_end(running)) is not None:
+            await self.cancel(running.row.execution_id, reason)
+
     async def events(
         self, execution_id: str, *, after: int, cursor: str | None, timeout_s: float
     ) -> tuple[list[Event], str]:

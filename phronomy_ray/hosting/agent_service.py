@@ -214,9 +214,11 @@ class AgentService:
 
     async def start_up(self) -> None:
         """Own the agent, recover it, and end children that an earlier owner has left behind. Raises as `activate`."""
-        was_active = self.is_active
+        if self.is_active:
+            await self._engine().take_up_wish()
+            return
         await self._engine().activate()
-        if not was_active and self._children is not None:
+        if self._children is not None:
             self._children.reap()
 
     def _engine(self) -> AgentEngine:
@@ -272,8 +274,8 @@ class AgentService:
     # --- life --------------------------------------------------------------------------------------------------
 
     async def activate(self) -> dict[str, Any]:
-        """Be live: own the agent, recover it. Returns `status`."""
-        await self._engine().activate()
+        """Be live: own the agent, recover it, and end what is wished to end. Returns `status`."""
+        await self._engine().take_up_wish()
         return self._engine().status()
 
     async def create(self, request: NewAgentRequest) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _QUERIES = {
     WorkKind.RUNNING: statements.RUNNING,
     WorkKind.QUEUED: statements.QUEUED,
     WorkKind.EXPIRED: statements.EXPIRED,
+    WorkKind.WISHED: statements.WISHED,
 }
 
 

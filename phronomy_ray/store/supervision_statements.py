@@ -14,6 +14,7 @@ from phronomy_ray.store.tables import (
     IS_RUNNING,
     agents,
     approvals,
+    cancellations,
     executions,
     queued_requests,
     supervisors,
@@ -68,6 +69,21 @@ EXPIRED: Select[Any] = (
         not_(IS_PARKED),
     )
     .order_by(approvals.c.expires_at, approvals.c.approval_request_id)
+    .limit(_LIMIT)
+)
+
+#: Open executions that are wished to end and whose owner has not taken that up, the oldest wish first.
+WISHED: Select[Any] = (
+    select(cancellations.c.requested_at.label("since"), cancellations.c.execution_id.label("key"), *_AGENT)
+    .join_from(executions, cancellations, cancellations.c.execution_id == executions.c.execution_id)
+    .join(agents, agents.c.agent_id == executions.c.agent_id)
+    .where(
+        IS_OPEN,
+        executions.c.cancel_requested_at.is_(None),
+        _from(cancellations.c.requested_at, cancellations.c.execution_id),
+        not_(IS_PARKED),
+    )
+    .order_by(cancellations.c.requested_at, cancellations.c.execution_id)
     .limit(_LIMIT)
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phronomy_ray.open_work import OpenWork, SupervisorBeat
+from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.supervision.signs import Answer, Clusters, Presence, Silences
 
@@ -84,7 +84,10 @@ class WakePlan:
     def look(self, found: Iterable[OpenWork], answers: Mapping[str, Answer], now_s: float) -> list[str]:
         """Take in what was found and answered. Returns the processes that hang: end them, and say so by `ended`."""
         works: dict[str, OpenWork] = {}
-        for work in sorted(found, key=lambda item: (item.since, item.agent_id)):
+        # a wish that nobody has taken up is told even to an owner that is at work
+        for work in sorted(
+            found, key=lambda item: (item.kind is not WorkKind.WISHED, item.since, item.agent_id)
+        ):
             works.setdefault(work.agent_id, work)
         hung = self._silences.hear(answers, now_s)
         moving = {work.process for work in works.values() if self._has_moved(work)}
@@ -116,7 +119,7 @@ class WakePlan:
         return work.cluster in ("", self._clusters.own)
 
     def _needs_wake(self, work: OpenWork, answers: Mapping[str, Answer], known: Container[str]) -> bool:
-        if not work.process or not self._is_at_home(work):
+        if work.kind is WorkKind.WISHED or not work.process or not self._is_at_home(work):
             return True  # it was never owned, or its whole cluster is gone
         answer = answers.get(work.process)
         if answer is None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.errors import ConflictError, NotFoundError, OwnershipLostError
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Lifecycle, Phase
 from phronomy_ray.open_work import OpenWork, WorkKind
@@ -93,6 +94,21 @@ class SupervisionConformance:
         successor.claim()
         successor.append(approvals=(replace(answered, status=ApprovalStatus.EXPIRED, decided_at=START),))
         assert [work.agent_id for work in _all(store, WorkKind.EXPIRED, at=5)] == ["agent-3", "agent-0"]
+
+    def test_wishes_are_work_until_an_owner_takes_them_up(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        for number in (2, 1, 0):
+            owner = owned(store, f"agent-{number}")
+            row = owner.start(f"ex{number}")
+            if number == 2:
+                row = owner.change(row, status=ExecutionStatus.SUSPENDED, phase=Phase.APPROVAL)
+            wished = START + timedelta(seconds=9 - number)
+            store.request_cancellation(CancellationIntent(row.execution_id, owner.agent_id, "enough", wished))
+            if number == 0:
+                owner.change(row, cancel_requested_at=START)
+        found = _all(store, WorkKind.WISHED)
+        assert [(work.agent_id, work.key) for work in found] == [("agent-2", "ex2"), ("agent-1", "ex1")]
+        assert _all(store, WorkKind.WISHED, limit=1) == found
 
     def test_commits_that_are_no_progress_leave_the_count(self, store_factory: StoreFactory) -> None:
         store = store_factory()

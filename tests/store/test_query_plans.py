@@ -30,6 +30,7 @@ from phronomy_ray.testing.store_samples import owned
         (supervision_statements.RUNNING, "ix_executions_running_created_at"),
         (supervision_statements.QUEUED, "ix_queued_requests_agent_id_position"),
         (supervision_statements.EXPIRED, "ix_approvals_expiring_expires_at"),
+        (supervision_statements.WISHED, "ix_executions_open_created_at"),
         (supervision_statements.PARKED, "ix_agents_parked"),
     ],
 )

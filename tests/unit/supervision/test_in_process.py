@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from phronomy_ray import Agent, InProcess, Runtime, SupervisionLimits
+from phronomy_ray.cancellation import CancellationIntent
+from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import AgentParkedError
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus
 
@@ -149,3 +151,20 @@ async def test_who_waits_for_a_human_needs_no_process_to_notice_that_time_is_ove
         report = await driver.supervisor_report_async()
         assert report is not None
         assert report[0]["counts"]["wakes"] == 1
+
+
+async def test_a_wish_that_nobody_was_told_of_is_taken_up(tmp_path: Path, patient: type[Agent]) -> None:
+    """Whoever wished it died in between: the owner is at work, or there is none and a human is waited for."""
+    limits = SupervisionLimits(look_every_s=0.1)
+    asking: type[Agent] = sys.modules["patients"].Asking
+    with runtime(tmp_path, supervisor=limits) as driver:
+        working = await (await driver.create_async(patient, "working")).start_async("hello")
+        waiting = await (await driver.create_async(asking, "waiting")).start_async("hello")
+        assert (await waiting.wait_async("suspended", timeout=20)).suspended
+        await driver.agent("waiting").unload_async()
+        for execution in (working, waiting):
+            wish = CancellationIntent(execution.execution_id, execution.agent.agent_id, "enough", utc_now())
+            await asyncio.to_thread(driver.store.request_cancellation, wish)
+        for execution in (working, waiting):
+            result = await execution.wait_async(timeout=20)
+            assert (result.status, result.terminal_reason) == (ExecutionStatus.CANCELLED, "enough")

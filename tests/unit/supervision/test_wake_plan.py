@@ -82,6 +82,15 @@ def test_who_serves_its_agent_is_left_alone() -> None:
     assert planned(plan, [served, stale, other], answers, 0.0) == ["a3", "a2"]
 
 
+def test_a_wish_is_told_to_an_owner_that_is_at_work() -> None:
+    plan = WakePlan("east", LIMITS)
+    running = work(1, age_s=50.0)
+    wish = replace(running, kind=WorkKind.WISHED, since=START, key="ex1")
+    answers = {running.process: serving(running)}
+    assert planned(plan, [running], answers, 0.0) == []
+    assert planned(plan, [running, wish], answers, 1.0) == ["a1"]
+
+
 def test_one_question_is_enough_for_all_agents_of_a_host_and_none_for_those_that_move() -> None:
     plan = WakePlan("east", LIMITS)
     works = [work(number, process="host:0") for number in range(5)] + [work(9)]
