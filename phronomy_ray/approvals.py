@@ -130,6 +130,20 @@ class StandingRule:
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
 
+@dataclass(frozen=True, slots=True)
+class RulesAsked:
+    """Whose rules are asked for."""
+
+    agent_id: str
+    definition_id: str
+    #: When they must be in force.
+    now: datetime
+
+    def scopes(self) -> tuple[str, ...]:
+        """The scopes of all rules that can hold for this agent."""
+        return (scope_key(), scope_key(agent_id=self.agent_id), scope_key(definition_id=self.definition_id))
+
+
 def scope_key(*, agent_id: str | None = None, definition_id: str | None = None) -> str:
     """The store's form of a scope."""
     if agent_id is not None:

@@ -141,7 +141,10 @@ class AgentEngine(DetachableAgent):
             if remaining <= 0:
                 return None
             try:
-                await asyncio.wait_for(changed.wait(), remaining)
+                async with asyncio.timeout(
+                    remaining
+                ):  # no task, as `wait_for` would make: a waiter is woken by every change
+                    await changed.wait()
             except TimeoutError:
                 return None
 

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from phronomy_ray.approvals import RulesAsked, StandingRule
 from phronomy_ray.commits import Commit
+from phronomy_ray.engine.batcher import Batcher
 from phronomy_ray.engine.group_commit import GroupCommitter
 from phronomy_ray.errors import AgentUnloadedError, PhronomyError
 from phronomy_ray.store.port import Store
@@ -23,6 +25,8 @@ R = TypeVar("R")
 
 #: How long an unused connection is kept, in seconds: an agent that waits for a human needs none, and servers have few.
 IDLE_CLOSE_S = 30.0
+#: Most agents whose rules are read with one query.
+MAX_ASKED = 64
 
 
 class SharedStore(WorkerInputRestricted):
@@ -38,6 +42,7 @@ class SharedStore(WorkerInputRestricted):
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="phronomy-store")
         self._commit_thread = ThreadPoolExecutor(1, thread_name_prefix="phronomy-commit")
         self._committer = GroupCommitter(self._execute_group)
+        self._rules: Batcher[RulesAsked, list[StandingRule]] = Batcher(self._read_rules, most=MAX_ASKED)
         self._running = 0
         self._used_at_s = 0.0
         self._idle: asyncio.TimerHandle | None = None
@@ -62,6 +67,11 @@ class SharedStore(WorkerInputRestricted):
         self._check_open()
         await self._committer.commit(commit)
 
+    async def rules_in_force(self, asked: RulesAsked) -> list[StandingRule]:
+        """The rules of an agent, read together with those that other agents ask for now. Raises as `Store.rules_in_force`."""
+        self._check_open()
+        return await self._rules.ask(asked)
+
     def close(self) -> None:
         """Release connections and threads; calls that have not begun are refused."""
         self._closed = True
@@ -73,6 +83,9 @@ class SharedStore(WorkerInputRestricted):
 
     async def _execute_group(self, commits: Sequence[Commit]) -> list[PhronomyError | None]:
         return await self._on(self._commit_thread, partial(self.store.execute_group, commits))
+
+    async def _read_rules(self, asked: Sequence[RulesAsked]) -> list[list[StandingRule]]:
+        return await self.call(self.store.rules_of, asked)
 
     async def _on(self, threads: ThreadPoolExecutor, call: Callable[[], R]) -> R:
         self._check_open()

@@ -14,7 +14,7 @@ import logging
 from time import monotonic
 from typing import Any
 
-from phronomy_ray.approvals import StandingRule
+from phronomy_ray.approvals import RulesAsked, StandingRule
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.engine.activation import OLDER_GROWTH, OLDER_RECORDS, read_older, take_over
@@ -415,13 +415,8 @@ class SingleWriter(WorkerInputRestricted):
         return any(item.execution_id == execution_id for item in self._state.queue)
 
     async def _rules(self) -> tuple[StandingRule, ...]:
-        found = await self._store.run(
-            self._store.store.rules_in_force,
-            agent_id=self.agent_id,
-            definition_id=self.definition.definition_id,
-            now=self._parts.clock.now(),
-        )
-        return tuple(found)
+        asked = RulesAsked(self.agent_id, self.definition.definition_id, self._parts.clock.now())
+        return tuple(await self._store.rules_in_force(asked))
 
     def _halt_once(self, error: Exception) -> None:
         if self._halted is None:

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from tenacity import retry_if_exception_type, stop_after_delay, wait_exponential, wait_random
 from tenacity.asyncio import AsyncRetrying
 
+from phronomy_ray.approvals import RulesAsked, StandingRule
 from phronomy_ray.commits import Commit
 from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import AgentUnloadedError, CommitOutcomeUnknownError, StoreUnavailableError
@@ -63,6 +64,10 @@ class StoreClient(WorkerInputRestricted):
                 raise lost from error
             if not happened:
                 await self._retried(partial(self._shared.commit, commit))
+
+    async def rules_in_force(self, asked: RulesAsked) -> list[StandingRule]:
+        """The rules that hold for the agent, in one query with what other agents ask for. Raises as `run`."""
+        return await self._retried(partial(self._shared.rules_in_force, asked))
 
     def close(self) -> None:
         """Refuse further calls; release connections and threads, unless other agents share them."""

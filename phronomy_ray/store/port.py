@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from phronomy_ray.approvals import StandingRule
+from phronomy_ray.approvals import RulesAsked, StandingRule
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import PhronomyError
@@ -277,6 +277,10 @@ class Store(SupervisionStore, Protocol):
 
     def rules_in_force(self, *, agent_id: str, definition_id: str, now: datetime) -> list[StandingRule]:
         """Rules that hold for this agent at `now`, oldest first: one indexed query."""
+        ...
+
+    def rules_of(self, asked: Sequence[RulesAsked]) -> list[list[StandingRule]]:
+        """As `rules_in_force` for each, with one query for all."""
         ...
 
     def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Executable
 
-from phronomy_ray.approvals import StandingRule, scope_key
+from phronomy_ray.approvals import RulesAsked, StandingRule, scope_key
 from phronomy_ray.errors import ConflictError, InvalidInputError, NotFoundError
 from phronomy_ray.store import approval_rows, statements
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time
@@ -60,6 +61,18 @@ class SqlRules(SqlDatabase):
             "now": encode_time(now),
         }
         return self._rules(statements.RULES_IN_FORCE, parameters)
+
+    def rules_of(self, asked: Sequence[RulesAsked]) -> list[list[StandingRule]]:
+        """As `Store.rules_of`."""
+        if not asked:
+            return []
+        scopes = sorted({scope for item in asked for scope in item.scopes()})
+        first = encode_time(min(item.now for item in asked))
+        found = self._rules(statements.RULES_OF, {"scopes": scopes, "now": first})
+        return [
+            [rule for rule in found if rule.scope in item.scopes() and rule.is_active(item.now)]
+            for item in asked
+        ]
 
     def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
         """As `Store.list_rules`."""

@@ -369,6 +369,17 @@ RULES_IN_FORCE = (
     .order_by(standing_rules.c.created_at, standing_rules.c.rule_id)
 )
 
+#: The same for several agents.
+RULES_OF = (
+    select(standing_rules)
+    .where(
+        standing_rules.c.scope.in_(bindparam("scopes", expanding=True)),
+        IS_IN_FORCE,
+        or_(standing_rules.c.expires_at.is_(None), standing_rules.c.expires_at > bindparam("now")),
+    )
+    .order_by(standing_rules.c.created_at, standing_rules.c.rule_id)
+)
+
 RULES = (
     select(standing_rules)
     .order_by(standing_rules.c.created_at, standing_rules.c.rule_id)

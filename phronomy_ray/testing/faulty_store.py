@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from phronomy_ray.approvals import StandingRule
+from phronomy_ray.approvals import RulesAsked, StandingRule
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.commits import Commit, Hydration, NewAgent
 from phronomy_ray.errors import CommitOutcomeUnknownError, PhronomyError, StoreUnavailableError
@@ -348,6 +348,10 @@ class FaultyStore(WorkerInputRestricted):
             "rules_in_force",
             lambda: self.inner.rules_in_force(agent_id=agent_id, definition_id=definition_id, now=now),
         )
+
+    def rules_of(self, asked: Sequence[RulesAsked]) -> list[list[StandingRule]]:
+        """As `Store.rules_of`."""
+        return self._run("rules_in_force", lambda: self.inner.rules_of(asked))
 
     def list_rules(self, *, limit: int = 1000) -> list[StandingRule]:
         """As `Store.list_rules`."""

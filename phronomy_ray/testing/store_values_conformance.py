@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phronomy_ray.approvals import RuleEffect, StandingRule
+from phronomy_ray.approvals import RuleEffect, RulesAsked, StandingRule
 from phronomy_ray.canonical_json import content_hash, dumps
 from phronomy_ray.errors import ConflictError, InvalidInputError, NotFoundError, SerializationError
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
@@ -385,13 +385,19 @@ class RuleConformance:
         def found(agent_id: str, definition_id: str, seconds: float) -> list[str]:
             now = START + timedelta(seconds=seconds)
             rules = store.rules_in_force(agent_id=agent_id, definition_id=definition_id, now=now)
+            asked.append(RulesAsked(agent_id, definition_id, now))
+            told.append(rules)
             return [rule.rule_id for rule in rules]
 
+        asked: list[RulesAsked] = []
+        told: list[list[StandingRule]] = []
         assert found("alice", "sample", 8) == ["r2", "r7", "r3", "r1"]
         assert found("alice", "sample", 9) == ["r2", "r3", "r1"]
         assert found("alice", "sample", 3600) == ["r2", "r1"]
         assert found("bob", "other", 10) == ["r4", "r5", "r1"]
         assert found("carol", "none", 10) == ["r1"]
+        assert store.rules_of(asked) == told
+        assert store.rules_of([]) == []
         assert store.rules_in_force(agent_id="alice", definition_id="sample", now=START)[0] == rules[1]
         assert sorted(store.list_rules(), key=lambda rule: rule.rule_id) == rules
         assert len(store.list_rules(limit=2)) == 2

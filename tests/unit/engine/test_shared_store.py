@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from phronomy_ray.approvals import RuleEffect, RulesAsked, StandingRule
 from phronomy_ray.engine import shared_store
 from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.engine.store_client import StoreClient
@@ -162,4 +163,20 @@ def test_a_view_is_small(lab: Any) -> None:
     view = StoreClient(shared)
     assert not hasattr(view, "__dict__")
     assert sys.getsizeof(view) < 200
+    shared.close()
+
+
+async def test_rules_that_are_asked_for_at_once_are_read_with_one_query(faulty: FaultyStore) -> None:
+    shared = SharedStore(faulty)
+    _, views = clients(shared, 5)
+    now = faulty.load_root("agent-0").updated_at
+    assert now is not None
+    rule = StandingRule("r1", RuleEffect.ALLOW, "search", "ann", now, agent_id="agent-3")
+    faulty.add_rule(rule)
+    asked = [RulesAsked(f"agent-{number}", "sample", now) for number in range(5)]
+    found = await asyncio.gather(
+        *(view.rules_in_force(item) for view, item in zip(views, asked, strict=True))
+    )
+    assert found == [[], [], [], [rule], []]
+    assert faulty.calls.count("rules_in_force") == 1
     shared.close()
