@@ -9,7 +9,7 @@ question "did it happen" has an answer while the row is locked.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from phronomy_ray.journal import (
@@ -23,6 +23,9 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
+
+#: How long an owner may refer to a text that it has kept by hash without giving it again. Nothing is deleted that fast.
+KEPT_CONTENT_IS_KNOWN = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)

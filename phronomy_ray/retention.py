@@ -40,4 +40,20 @@ class Retention:
         return cls(**(wire | {"created_at": datetime.fromisoformat(wire["created_at"])}))
 
 
-__all__ = ["PARENT_KEY", "Retention"]
+@dataclass(frozen=True, slots=True)
+class CollectedContents:
+    """What one step of a collection has found and done; with ``dry_run`` what it would have done."""
+
+    #: Contents that were looked at.
+    looked_at: int
+    #: Those that nothing refers to: they are deleted by a later step, unless somebody refers to them by then.
+    condemned: int
+    #: Condemned ones that somebody refers to after all.
+    restored: int
+    #: Condemned ones that were deleted.
+    deleted: int
+    #: Where the next step begins; empty when all were looked at.
+    next: str = ""
+
+
+__all__ = ["PARENT_KEY", "CollectedContents", "Retention"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from phronomy_ray.canonical_json import content_hash, dumps
-from phronomy_ray.commits import Commit, ExecutionUpdate
+from phronomy_ray.commits import KEPT_CONTENT_IS_KNOWN, Commit, ExecutionUpdate
 from phronomy_ray.definition.tool_set import ToolSet
 from phronomy_ray.errors import ContextBudgetExceededError
 from phronomy_ray.events import EventType
@@ -137,7 +137,8 @@ class Draft:
         return digest
 
     def _keep(self, digest: str, text: str) -> None:
-        if digest not in self.state.stored:
+        known = self.state.stored.get(digest)
+        if known is None or self.env.now - known >= KEPT_CONTENT_IS_KNOWN:
             self._contents[digest] = text
 
     def move(self, status: ExecutionStatus, phase: Phase, **changes: Any) -> None:
@@ -357,7 +358,9 @@ class Draft:
             if ended
             else replace(self.execution, row=row, event_seq=self._event_seq_before + len(self._events)),
             commits=number,
-            stored=self.state.stored | self._contents.keys() if self._contents else self.state.stored,
+            stored={**self.state.stored, **dict.fromkeys(self._contents, self.env.now)}
+            if self._contents
+            else self.state.stored,
             queue=queue_after(self.state.queue, self._new_requests, self._ended_requests),
         )
         effects: list[Effect] = []

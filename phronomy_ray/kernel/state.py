@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
 from phronomy_ray.canonical_json import loads
 from phronomy_ray.commits import Hydration
@@ -66,8 +67,8 @@ class AgentState:
     execution: Execution | None = None
     #: Commits made under this epoch.
     commits: int = 0
-    #: Hashes of texts that this owner knows to be stored.
-    stored: frozenset[str] = frozenset()
+    #: Hashes of texts that this owner has kept, and when: for a while it refers to them without giving them again.
+    stored: Mapping[str, datetime] = field(default_factory=dict)
     #: Requests that wait for their turn, the next one first.
     queue: tuple[QueuedRequest, ...] = ()
 

@@ -98,4 +98,8 @@ def read_bodies(connection: Connection, content_ids: Collection[str]) -> dict[st
     for start in range(0, len(ids), _IDS_PER_QUERY):
         part = {"content_ids": ids[start : start + _IDS_PER_QUERY]}
         bodies.update((row.content_id, row.body) for row in connection.execute(statements.CONTENTS, part))
+        missing = [id_ for id_ in part["content_ids"] if id_ not in bodies]
+        if missing:  # taken for garbage in the moment in which somebody referred to it (`sql_contents`)
+            found = connection.execute(statements.CONDEMNED_CONTENTS, {"content_ids": missing})
+            bodies.update((row.content_id, row.body) for row in found)
     return bodies

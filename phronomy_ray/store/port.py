@@ -8,7 +8,7 @@ written) and `SchemaVersionError` (the database is older or newer than this rele
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from phronomy_ray.approvals import RulesAsked, StandingRule
@@ -25,7 +25,7 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
-from phronomy_ray.retention import Retention
+from phronomy_ray.retention import CollectedContents, Retention
 from phronomy_ray.store.supervision_port import SupervisionStore
 from phronomy_ray.whereabouts import Whereabouts
 
@@ -213,6 +213,27 @@ class Store(SupervisionStore, Protocol):
 
     def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
         """Texts by their hashes. Raises `NotFoundError` when one is missing, `ContentIntegrityError`."""
+        ...
+
+    def collect_contents(
+        self,
+        *,
+        now: datetime,
+        older_than: timedelta,
+        limit: int = 10_000,
+        after: str = "",
+        dry_run: bool = False,
+    ) -> CollectedContents:
+        """One step of deleting contents that no row refers to, safe while agents work.
+
+        Looks at `limit` contents behind `after`: what nothing refers to is condemned, and stays readable. What was condemned `older_than`
+        before `now` is deleted if still nothing refers to it, else it comes back. Each step is several short transactions that a
+        crash may cut anywhere. It reads every row that can refer to a content, so let a step look at many.
+
+        Raises:
+            InvalidInputError: `older_than` is shorter than twice `commits.KEPT_CONTENT_IS_KNOWN`, or `limit` is not positive.
+            ContentIntegrityError: a stored value cannot be read with the given content key; nothing was deleted.
+        """
         ...
 
     # --- executions --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -30,10 +30,8 @@ from sqlalchemy import (
     Update,
     bindparam,
     func,
-    literal,
     or_,
     select,
-    text,
     tuple_,
     update,
 )
@@ -41,11 +39,11 @@ from sqlalchemy.sql import and_
 
 from phronomy_ray.errors import ConfigurationError, InvalidInputError
 from phronomy_ray.store import statements, tables
-from phronomy_ray.store.approval_rows import APPROVAL_REFS
 from phronomy_ray.store.batches import run_batch
-from phronomy_ray.store.database import SqlDatabase
-from phronomy_ray.store.rows import EVENT_REFS, EXECUTION_REFS, JOURNAL_REFS, REQUEST_REFS, TOOL_CALL_REFS
 from phronomy_ray.store.schema_state import set_writing_key
+from phronomy_ray.store.sealed_columns import SEALED, SealedColumns
+from phronomy_ray.store.sql_contents import SqlContents
+from phronomy_ray.store.windows import Key, key_columns, windows
 
 #: Rows that are looked at in one transaction.
 DEFAULT_BATCH_ROWS = 200
@@ -55,48 +53,6 @@ _CONTENT_SHARE = 10
 _ROUNDS = 10
 #: Pause before rows that somebody held are looked at again, in seconds.
 _PAUSE_S = 0.2
-
-Key: TypeAlias = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SealedColumns:
-    """Where one table holds what a key has sealed."""
-
-    table: Table
-    #: Ciphertext.
-    values: tuple[str, ...]
-    #: Ids in ``contents``.
-    references: tuple[str, ...] = ()
-
-
-#: Every column that goes through a `ContentCodec`, ``contents`` itself aside.
-SEALED = (
-    SealedColumns(tables.agents, ("metadata",)),
-    SealedColumns(
-        tables.executions,
-        ("input_hash", "input", "durable_context", "state", "output", "error"),
-        EXECUTION_REFS,
-    ),
-    SealedColumns(
-        tables.queued_requests, ("input_hash", "input", "durable_context", "options"), REQUEST_REFS
-    ),
-    SealedColumns(tables.journal, ("content", "metadata"), JOURNAL_REFS),
-    SealedColumns(tables.model_calls, ("manifest", "attempts", "error")),
-    SealedColumns(
-        tables.tool_calls,
-        ("arguments", "model_text", "result", "error", "attempts", "authorization", "contract"),
-        TOOL_CALL_REFS,
-    ),
-    SealedColumns(
-        tables.approvals,
-        ("arguments", "decided_by", "reason", "metadata", "facts", "fingerprint", "edited_arguments"),
-        APPROVAL_REFS,
-    ),
-    SealedColumns(tables.standing_rules, ("created_by", "reason", "revoked_by")),
-    SealedColumns(tables.events, ("payload",), EVENT_REFS),
-    SealedColumns(tables.vector_documents, ("content", "metadata")),
-)
 
 
 @dataclass
@@ -116,7 +72,7 @@ class Reencrypted:
         return sum(self.rows.values())
 
 
-class Reencryption(SqlDatabase):
+class Reencryption(SqlContents):
     """A database, opened with a ring whose first key is the one to write with and whose others still read."""
 
     def run(
@@ -145,6 +101,7 @@ class Reencryption(SqlDatabase):
         self._on_progress = on_progress
         #: Old id of each content that was copied, and its new one.
         self._copies: dict[str, str] = {}
+        self._restore_all()  # what is condemned is found by rows under its old id only
         for number in range(_ROUNDS):
             if number:
                 self._let_writers_end()
@@ -181,7 +138,7 @@ class Reencryption(SqlDatabase):
 
     def _rewrite(self, sealed: SealedColumns, rows: Sequence[Row[Any]]) -> int:
         self._copy({value for row in rows for name in sealed.references if (value := row._mapping[name])})
-        keys = _key_columns(sealed.table)
+        keys = key_columns(sealed.table)
         changes: dict[Key, dict[str, tuple[str, str]]] = {}
         for row in rows:
             of_row = self._changes(sealed, row)
@@ -261,40 +218,12 @@ class Reencryption(SqlDatabase):
     # --- inside ------------------------------------------------------------------------------------------------
 
     def _windows(
-        self,
-        table: Table,
-        columns: Sequence[Column[Any]],
-        stale: ColumnElement[bool],
-        size: int,
+        self, table: Table, columns: Sequence[Column[Any]], stale: ColumnElement[bool], size: int
     ) -> Iterable[Sequence[Row[Any]]]:
-        """The stale ones of each `size` rows in the order of their keys: every query looks at so many rows at the most."""
-        keys = _key_columns(table)
-        wanted = [*keys, *(column for column in columns if column not in set(keys))]
-        after: Key | None = None
-        while True:
-            behind = [] if after is None else [tuple_(*keys) > _literal(keys, after)]
-            last = select(*keys).where(*behind).order_by(*keys).limit(1).offset(size - 1)
-            end = next(iter(self._all(last)), None)
-            bounds = behind if end is None else [*behind, tuple_(*keys) <= _literal(keys, tuple(end))]
-            query = select(*wanted).where(and_(*bounds, stale)).order_by(*keys)
-            rows = self._all(query)
-            if rows:
-                yield rows
-            if end is None:
-                return
-            after = tuple(end)
+        return windows(self._all, table, columns, stale, size)
 
     def _all(self, query: Executable, parameters: Mapping[str, Any] | None = None) -> Sequence[Row[Any]]:
         return self._read(lambda connection: connection.execute(query, parameters).all())
-
-    def _let_writers_end(self) -> None:
-        """Return when every transaction that has written contents is over; new ones wait for a moment at the most."""
-
-        def work(connection: Connection) -> None:
-            if connection.dialect.name == "postgresql":  # SQLite has one writer at a time: us
-                connection.execute(text("LOCK TABLE contents IN EXCLUSIVE MODE"))
-
-        self._write(work, repeat_unknown=True)
 
     def _count(self, table: Table, count: int) -> None:
         if count:
@@ -306,24 +235,16 @@ class Reencryption(SqlDatabase):
         return and_(column.is_not(None), func.substr(column, 1, len(prefix)) != prefix)
 
 
-def _key_columns(table: Table) -> list[Column[Any]]:
-    return list(table.primary_key.columns)
-
-
 @cache
 def _compare_and_set(table: Table, names: tuple[str, ...]) -> Update:
     """New values for columns that still have the expected ones; few forms, since `run_batch` keeps each."""
-    same = [column == bindparam(f"the_{column.name}") for column in _key_columns(table)]
+    same = [column == bindparam(f"the_{column.name}") for column in key_columns(table)]
     unchanged = [table.c[name] == bindparam(f"expected_{name}") for name in names]
     return update(table).where(*same, *unchanged).values({name: bindparam(f"new_{name}") for name in names})
 
 
-def _literal(keys: Sequence[Column[Any]], values: Key) -> Any:
-    return tuple_(*(literal(value, column.type) for column, value in zip(keys, values, strict=True)))
-
-
 def _key_of(table: Table, row: Row[Any]) -> Key:
-    return tuple(row._mapping[column.name] for column in _key_columns(table))
+    return tuple(row._mapping[column.name] for column in key_columns(table))
 
 
 __all__ = ["DEFAULT_BATCH_ROWS", "SEALED", "Reencrypted", "Reencryption", "SealedColumns"]

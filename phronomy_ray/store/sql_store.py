@@ -42,6 +42,7 @@ from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.group_writer import execute_in_groups
 from phronomy_ray.store.hydration import read_bodies, read_hydration
 from phronomy_ray.store.sql_cancellations import SqlCancellations
+from phronomy_ray.store.sql_contents import SqlContents
 from phronomy_ray.store.sql_placements import SqlPlacements
 from phronomy_ray.store.sql_purge import SqlPurge
 from phronomy_ray.store.sql_retentions import SqlRetentions
@@ -53,7 +54,14 @@ T = TypeVar("T")
 
 
 class SqlStore(
-    SqlRules, SqlPurge, SqlRetentions, SqlCancellations, SqlSupervision, SqlPlacements, WorkerInputRestricted
+    SqlRules,
+    SqlPurge,
+    SqlRetentions,
+    SqlContents,
+    SqlCancellations,
+    SqlSupervision,
+    SqlPlacements,
+    WorkerInputRestricted,
 ):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
 

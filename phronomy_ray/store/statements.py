@@ -41,6 +41,7 @@ from phronomy_ray.store.tables import (
     agents,
     approvals,
     cancellations,
+    condemned_contents,
     contents,
     events,
     executions,
@@ -208,6 +209,8 @@ INSERT_EXECUTION = _PerEngine(executions)
 INSERT_CONTENT = _PerEngine(contents)
 INSERT_META = _PerEngine(store_meta)
 DELETE_CONTENT = delete(contents).where(_is(contents.c.content_id, "the", "content_id"))
+INSERT_CONDEMNED = insert(condemned_contents)
+DELETE_CONDEMNED = delete(condemned_contents).where(_is(condemned_contents.c.content_id, "the", "content_id"))
 INSERT_REQUEST = _PerEngine(queued_requests)
 DELETE_REQUEST = delete(queued_requests).where(
     _is(queued_requests.c.execution_id, "the", "execution_id"),
@@ -456,6 +459,10 @@ KNOWLEDGE = (
         journal.c.position > func.coalesce(_LAST_CLEARING, literal_column("0")),
     )
     .order_by(journal.c.position)
+)
+
+CONDEMNED_CONTENTS = select(condemned_contents.c.content_id, condemned_contents.c.body).where(
+    condemned_contents.c.content_id.in_(bindparam("content_ids", expanding=True))
 )
 
 CONTENTS = select(contents.c.content_id, contents.c.body).where(

@@ -240,6 +240,16 @@ contents = Table(
     Column("body", Text, nullable=False),
 )
 
+#: Contents that nothing seemed to refer to. Readers look here too, and what is referred to comes back.
+condemned_contents = Table(
+    "condemned_contents",
+    metadata,
+    Column("content_id", _key(), primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("condemned_at", _key(), nullable=False),
+)
+Index("ix_condemned_contents_condemned_at", condemned_contents.c.condemned_at)
+
 model_calls = Table(
     "model_calls",
     metadata,
@@ -444,6 +454,7 @@ __all__ = [
     "agents",
     "approvals",
     "cancellations",
+    "condemned_contents",
     "contents",
     "events",
     "executions",

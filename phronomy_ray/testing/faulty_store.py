@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from phronomy_ray.approvals import RulesAsked, StandingRule
@@ -30,7 +30,7 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.parking import ParkReason
-from phronomy_ray.retention import Retention
+from phronomy_ray.retention import CollectedContents, Retention
 from phronomy_ray.store.port import Store
 from phronomy_ray.whereabouts import Whereabouts
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -276,6 +276,23 @@ class FaultyStore(WorkerInputRestricted):
     def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
         """As `Store.read_contents`."""
         return self._run("read_contents", lambda: self.inner.read_contents(content_hashes))
+
+    def collect_contents(
+        self,
+        *,
+        now: datetime,
+        older_than: timedelta,
+        limit: int = 10_000,
+        after: str = "",
+        dry_run: bool = False,
+    ) -> CollectedContents:
+        """As `Store.collect_contents`."""
+        return self._run(
+            "collect_contents",
+            lambda: self.inner.collect_contents(
+                now=now, older_than=older_than, limit=limit, after=after, dry_run=dry_run
+            ),
+        )
 
     def load_execution(self, execution_id: str) -> ExecutionRow:
         """As `Store.load_execution`."""

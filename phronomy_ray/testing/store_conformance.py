@@ -19,6 +19,7 @@ from phronomy_ray.errors import AgentAlreadyExistsError, ConflictError, NotFound
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_cancellation_conformance import CancellationConformance
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
+from phronomy_ray.testing.store_contents_conformance import ContentCollectionConformance
 from phronomy_ray.testing.store_groups_conformance import GroupConformance
 from phronomy_ray.testing.store_hydration_conformance import HydrationConformance
 from phronomy_ray.testing.store_placement_conformance import PlacementConformance
@@ -238,6 +239,7 @@ ALL = (
     QueueConformance,
     SupervisionConformance,
     ContentConformance,
+    ContentCollectionConformance,
     ReadConformance,
     ApprovalConformance,
     RuleConformance,

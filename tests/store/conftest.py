@@ -16,6 +16,7 @@ pytest.register_assert_rewrite(
     "phronomy_ray.testing.store_conformance",
     "phronomy_ray.testing.store_groups_conformance",
     "phronomy_ray.testing.store_placement_conformance",
+    "phronomy_ray.testing.store_contents_conformance",
     "phronomy_ray.testing.store_purge_conformance",
     "phronomy_ray.testing.store_queue_conformance",
     "phronomy_ray.testing.store_retention_conformance",

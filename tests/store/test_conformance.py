@@ -64,6 +64,10 @@ class TestContent(suite.ContentConformance):
     pass
 
 
+class TestContentCollection(suite.ContentCollectionConformance):
+    pass
+
+
 class TestReads(suite.ReadConformance):
     pass
 
