@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from phronomy_ray.messages import Message, ToolCallRequest, Usage
     from phronomy_ray.reservations import ExecutionObservation, ReservedExecution
     from phronomy_ray.results import ApprovalDecision, ApprovalRequest, RunResult, UnresolvedCall
+    from phronomy_ray.retention import RetentionPolicy
     from phronomy_ray.runtime.agent_handle import AgentHandle
     from phronomy_ray.runtime.execution_handle import ExecutionHandle
     from phronomy_ray.runtime.hosted import HostedExecution
@@ -90,6 +91,7 @@ _HOMES = {
     "Provider": "assembly.capabilities",
     "RayOptions": "definition.tool",
     "Replay": "definition.tool",
+    "RetentionPolicy": "retention",
     "ReservedExecution": "reservations",
     "RuleEffect": "approvals",
     "RunResult": "results",
@@ -147,6 +149,7 @@ __all__ = [
     "RayOptions",
     "Replay",
     "ReservedExecution",
+    "RetentionPolicy",
     "RuleEffect",
     "RunResult",
     "Runtime",

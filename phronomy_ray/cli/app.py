@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from phronomy_ray import __version__
 from phronomy_ray.cli import (
+    collecting,
     decisions,
     doctor,
     draining,
@@ -163,6 +164,7 @@ app.command()(supervising.unpark)
 app.command()(draining.move)
 app.command()(draining.drain)
 app.command()(draining.shutdown)
+app.command()(collecting.gc)
 app.command()(doctor.doctor)
 app.add_typer(db_app, name="db")
 app.add_typer(retentions_app, name="retentions")

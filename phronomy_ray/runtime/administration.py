@@ -11,7 +11,9 @@ from phronomy_ray.errors import RuntimeShutdownError
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.hosting.shutdown import Shutdown, ShutdownResult
 from phronomy_ray.journal import AgentRoot
+from phronomy_ray.retention import Collected, RetentionPolicy
 from phronomy_ray.runtime.bridge import Bridge, blocking
+from phronomy_ray.runtime.collecting import collect_on_thread
 from phronomy_ray.runtime.homes import Home
 from phronomy_ray.runtime.hosts import HostReport, NodeReport, check_host, move
 from phronomy_ray.runtime.parked import parked_agents
@@ -127,6 +129,15 @@ class Administration(WorkerInputRestricted):
         return await self._home.metrics()
 
     metrics = blocking(metrics_async)
+
+    async def collect_async(self, policy: RetentionPolicy, *, dry_run: bool = False) -> Collected:
+        """Delete what `policy` does not keep, and contents that nothing refers to; what runs, waits for a human or is held stays.
+
+        Wakes nothing; agents go on meanwhile. It goes step by step: what was done when it is cancelled stays done.
+        """
+        return await collect_on_thread(self.store, policy, now=utc_now(), dry_run=dry_run)
+
+    collect = blocking(collect_async)
 
     def _check_open(self) -> None:
         if self.is_shut_down:

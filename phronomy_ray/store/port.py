@@ -25,7 +25,7 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
-from phronomy_ray.retention import CollectedContents, Retention
+from phronomy_ray.retention import Collectable, CollectedContents, CollectedRows, Retention
 from phronomy_ray.store.supervision_port import SupervisionStore
 from phronomy_ray.whereabouts import Whereabouts
 
@@ -213,6 +213,23 @@ class Store(SupervisionStore, Protocol):
 
     def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
         """Texts by their hashes. Raises `NotFoundError` when one is missing, `ContentIntegrityError`."""
+        ...
+
+    def collect_rows(
+        self,
+        kind: Collectable,
+        *,
+        before: datetime,
+        limit: int = 200,
+        after: str = "",
+        dry_run: bool = False,
+    ) -> CollectedRows:
+        """One step of deleting what ended, or was last used, until `before`; safe while agents work.
+
+        Looks at `limit` executions (or agents) behind `after`. Left alone is what a non-terminal execution needs (its own, and that of a
+        child agent whose parent's execution goes on), what waits for a human, what is held, and what its owner is writing just now:
+        a later step finds it.
+        """
         ...
 
     def collect_contents(

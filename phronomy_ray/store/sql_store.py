@@ -42,6 +42,7 @@ from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.group_writer import execute_in_groups
 from phronomy_ray.store.hydration import read_bodies, read_hydration
 from phronomy_ray.store.sql_cancellations import SqlCancellations
+from phronomy_ray.store.sql_collection import SqlCollection
 from phronomy_ray.store.sql_contents import SqlContents
 from phronomy_ray.store.sql_placements import SqlPlacements
 from phronomy_ray.store.sql_purge import SqlPurge
@@ -58,6 +59,7 @@ class SqlStore(
     SqlPurge,
     SqlRetentions,
     SqlContents,
+    SqlCollection,
     SqlCancellations,
     SqlSupervision,
     SqlPlacements,

@@ -30,7 +30,7 @@ from phronomy_ray.journal import (
 )
 from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.parking import ParkReason
-from phronomy_ray.retention import CollectedContents, Retention
+from phronomy_ray.retention import Collectable, CollectedContents, CollectedRows, Retention
 from phronomy_ray.store.port import Store
 from phronomy_ray.whereabouts import Whereabouts
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -276,6 +276,21 @@ class FaultyStore(WorkerInputRestricted):
     def read_contents(self, content_hashes: Collection[str]) -> dict[str, str]:
         """As `Store.read_contents`."""
         return self._run("read_contents", lambda: self.inner.read_contents(content_hashes))
+
+    def collect_rows(
+        self,
+        kind: Collectable,
+        *,
+        before: datetime,
+        limit: int = 200,
+        after: str = "",
+        dry_run: bool = False,
+    ) -> CollectedRows:
+        """As `Store.collect_rows`."""
+        return self._run(
+            "collect_rows",
+            lambda: self.inner.collect_rows(kind, before=before, limit=limit, after=after, dry_run=dry_run),
+        )
 
     def collect_contents(
         self,
