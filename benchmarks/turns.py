@@ -85,7 +85,7 @@ async def measure(
     report: Report, engine: str, server: PostgresServer, agents: int, *, turns: int, windows: int, ray: bool
 ) -> None:
     """All rows of one size on one store."""
-    names = [f"agent-{number}" for number in range(agents)]
+    names = [f"{engine}-{agents}-{number}" for number in range(agents)]  # a host knows its agents by them
     async with AsyncExitStack() as stack:
         systems = await open_systems(stack, engine, server, names, ray=ray)
         for system in systems.values():  # loads code, opens connections, claims agents

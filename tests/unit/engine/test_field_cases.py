@@ -52,7 +52,9 @@ async def test_L02_cancel_between_the_answer_and_the_first_tool(lab: Any, paired
     await engine.start("ex1", "go")
     release = await wait()
     cancelling = asyncio.ensure_future(engine.cancel("ex1", "stop it"))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while not engine.is_cancelled("ex1"):  # the wish is stored first
+            await asyncio.sleep(0)
     release()
     await cancelling
     result = await lab.end(engine)
