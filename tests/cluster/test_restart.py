@@ -8,7 +8,7 @@ from ray_testbed import effects
 from ray_testbed.agents import Puppet, asked, turn
 from ray_testbed.session import Session
 
-from phronomy_ray import Runtime, SupervisionLimits
+from phronomy_ray import Packed, Runtime, SupervisionLimits
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.testing.local_cluster import LocalCluster
 
@@ -25,7 +25,7 @@ def test_R08_after_the_loss_of_everything_the_first_driver_is_enough(
     gate, busy, other, asking = new_id("gate"), new_id("busy"), new_id("other"), new_id("asking")
     with (
         LocalCluster(workers=0, env=shared.environment) as cluster,
-        Runtime(cluster.address, store=url, supervisor=LIMITS) as runtime,
+        Runtime(cluster.address, store=url, supervisor=LIMITS, placement=Packed(hosts=1)) as runtime,
     ):
         ids = []
         for agent_id in (busy, other):
@@ -40,7 +40,7 @@ def test_R08_after_the_loss_of_everything_the_first_driver_is_enough(
     effects.open_gate(gate)
     with (
         LocalCluster(workers=0, env=shared.environment) as cluster,
-        Runtime(cluster.address, store=url, supervisor=LIMITS) as runtime,
+        Runtime(cluster.address, store=url, supervisor=LIMITS, placement=Packed(hosts=1)) as runtime,
     ):
         effects.until(
             lambda: (
