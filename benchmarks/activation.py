@@ -4,7 +4,8 @@
   empty class, in rotation in the same run; neither has preloaded modules.
 * *host*: wakes in a process that runs already, on the loop of its agents; one after another for the time of one, many at once for
   wakes per second. The floor is the one durable commit that a claim is, on the same store.
-* *packed*: the same through a driver, `Runtime.load` of agents of one host actor.
+* *packed*: the same as a driver sees it, `Runtime.load` of agents of one host actor: where the agent lives is looked up, and it is
+  asked what it does.
 * *memory*: resident bytes that live idle agents add to a process of their own.
 
 Every history is an imported conversation of so many messages: the densest one, for all its records are shown to models.
@@ -18,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,11 @@ from support.stores import ENGINES, FreshStore, fresh_store, postgres
 HERE = Path(__file__).parent
 #: Wakes that are under way at once when many are asked for.
 AT_ONCE = 64
+#: Between two starts of processes, in seconds, and after the first ones, which start gateway and supervisor.
+PAUSE_S = 3.0
+SETTLE_S = 10.0
 #: Length of the histories of agents whose memory is measured: longer than what a wake reads.
-MEMORY_RECORDS = 100
+MEMORY_RECORDS = 50
 
 
 class Bare:
@@ -74,8 +78,13 @@ def main() -> int:
         if "memory" in rows:
             with fresh_store("sqlite", server) as store:
                 memory(report, store)
-    _worst(report, "packed_wake_ms_p50", max)
-    _worst(report, "packed_wakes_per_s", min)
+    _worst(report, "packed_wake_ms_p50", row="host", field="wake_ms_p50", worse=max)
+    _worst(report, "packed_wakes_per_s", row="host", field="wakes_per_s", worse=min)
+    _worst(report, "packed_load_ms_p50", row="packed", field="load_ms_p50", worse=max)
+    _worst(report, "packed_loads_per_s", row="packed", field="loads_per_s", worse=min)
+    for key in ("dedicated_1000_vs_bare_actor", "kib_per_idle_agent"):
+        if key not in report.ratios:
+            report.missing(key, "its row was not measured")
     report.print()
     return 0
 
@@ -87,15 +96,17 @@ def argparse_hidden() -> str:
     return argparse.SUPPRESS
 
 
-def _worst(report: Report, key: str, worse: Any) -> None:
-    """`key` as the worse of the two stores: the host alone where no driver was measured."""
-    for prefix in ("packed", "host"):
-        found = [row for row in report.results if row["row"] == prefix and row["records"] == 1_000]
-        if found:
-            name = "wake_ms_p50" if key.endswith("p50") else "wakes_per_s"
-            report.ratios[key] = worse(row[name] for row in found)
-            return
-    report.missing(key, "neither hosts nor packed agents were measured")
+def _worst(report: Report, key: str, *, row: str, field: str, worse: Callable[[list[float]], float]) -> None:
+    """`key` as the worse of the two stores."""
+    found = [
+        item[field]
+        for item in report.results
+        if item["row"] == row and field in item and item["records"] == 1_000
+    ]
+    if found:
+        report.ratios[key] = worse(found)
+    else:
+        report.missing(key, f"the row {row!r} was not measured")
 
 
 # --- histories -------------------------------------------------------------------------------------------------
@@ -241,8 +252,8 @@ def packed_wakes(report: Report, store: FreshStore) -> None:
             row="packed",
             store=store.engine,
             records=1_000,
-            wake_ms_p50=round(median(times), 3),
-            wakes_per_s=round(many / seconds, 1),
+            load_ms_p50=round(median(times), 3),
+            loads_per_s=round(many / seconds, 1),
         )
 
 
@@ -253,7 +264,7 @@ def dedicated_wakes(report: Report, store: FreshStore) -> None:
 
     from phronomy_ray import Runtime
 
-    rounds = 2 if report.quick else 9
+    rounds = 2 if report.quick else 7
     lengths = (10, 1_000, 10_000)
     names = {records: stored_agents(store, "dedicated", rounds + 1, records) for records in lengths}
     bare: Any = ray.remote(Bare)
@@ -273,7 +284,9 @@ def dedicated_wakes(report: Report, store: FreshStore) -> None:
                 times[records] = time.perf_counter() - begun
                 agent.unload()
                 _pause()
-            if number:
+            if not number:
+                time.sleep(SETTLE_S)
+            else:
                 for records, took in times.items():
                     taken[records].append(took)
     floor = median(taken[0])
@@ -290,8 +303,8 @@ def dedicated_wakes(report: Report, store: FreshStore) -> None:
 
 
 def _pause() -> None:
-    """Ray replaces a process that was taken from its stock; both kinds of actors find it as full, or as empty."""
-    time.sleep(1.5)
+    """Let a process end, and Ray fill its stock of processes, before the next one is timed: both take what others need."""
+    time.sleep(PAUSE_S)
 
 
 @contextmanager
