@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -25,6 +25,8 @@ from phronomy_ray.errors import PhronomyError, safe_message
 PACKAGES = ("ray", "sqlalchemy", "alembic", "psycopg", "pydantic", "tenacity", "litellm", "typer", "rich")
 PROBE_TIMEOUT_S = 60.0
 LITELLM_TIMEOUT_S = 120.0
+#: Agents that are read at once.
+AGENTS_PAGE = 500
 MAX_PARKED_SHOWN = 20
 
 
@@ -32,7 +34,7 @@ MAX_PARKED_SHOWN = 20
 class Finding:
     """The outcome of one check."""
 
-    #: ``python``, ``packages``, ``store``, ``parked``, ``ray``, ``litellm``, ``gateway``, ``extras``
+    #: ``python``, ``packages``, ``store``, ``agents``, ``parked``, ``ray``, ``litellm``, ``gateway``, ``extras``
     check: str
     #: ``ok``, ``wrong`` or ``note``: a note is nothing that has to be repaired.
     status: str
@@ -41,9 +43,30 @@ class Finding:
     fix: str = ""
 
 
-def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
+def doctor(
+    context: typer.Context,
+    explain: Annotated[
+        str, typer.Option(metavar="ID", help="Say why this agent, or execution, does not go on.")
+    ] = "",
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Do what is safe, for the agent of --explain or all: settle commits, wake what was interrupted.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check Ray, the store, the versions and the model gateway; exit code 1 when something is wrong."""
     session = session_of(context)
+    if repair or explain:
+        from phronomy_ray.cli.explaining import explain_command, repair_command
+
+        if repair:
+            repair_command(session, explain, as_json=as_json)
+        else:
+            explain_command(session, explain, as_json=as_json)
+        return
     findings: list[Finding] = []
     for finding in examine(session):
         findings.append(finding)
@@ -83,6 +106,7 @@ def examine(session: Session) -> Iterator[Finding]:
         ("python", _python),
         ("packages", _packages),
         ("store", lambda: _store(session)),
+        ("agents", lambda: _agents(session)),
         ("parked", lambda: _parked(session)),
         ("ray", ray_check),
         ("litellm", _litellm),
@@ -184,6 +208,38 @@ def _parked(session: Session) -> Finding:
         "wrong",
         f"out of service: {'; '.join(told)}{more}",
         f"when the cause is gone: {session.command(f'unpark {parked[0].agent_id}')}; with --cancel to end what crashed",
+    )
+
+
+def _agents(session: Session) -> Finding:
+    """Agents that the classes here do not go on with."""
+    from phronomy_ray.runtime.explaining import Why, definition_reason
+
+    wrong: dict[str, list[str]] = {}
+    known: dict[tuple[str, str, str], str] = {}
+    after, count = "", 0
+    try:
+        with session.open_store() as store:
+            while page := store.list_agents(limit=AGENTS_PAGE, after=after):
+                count, after = count + len(page), page[-1].agent_id
+                for root in page:
+                    key = (root.class_path, root.definition_id, root.definition_version)
+                    if key not in known:
+                        reason = definition_reason(root)
+                        is_wrong = reason is not None and reason.why is Why.WRONG_DEFINITION
+                        known[key] = reason.text if is_wrong and reason is not None else ""
+                    if known[key]:
+                        wrong.setdefault(known[key], []).append(root.agent_id)
+    except PhronomyError as error:
+        return Finding("agents", "note", f"not looked at: {error.message} [{error.code}]")
+    if not wrong:
+        return Finding("agents", "ok", f"{count} stored; none is of a version that its class here refuses")
+    text = "; ".join(
+        f"{len(ids)} agents ({', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}): {why}"
+        for why, ids in wrong.items()
+    )
+    return Finding(
+        "agents", "wrong", text, "wake them where their version is, or accept it: definition_migrations"
     )
 
 

@@ -61,6 +61,7 @@ class StoreClient(WorkerInputRestricted):
                     self.store.settle, commit.agent_id, epoch=commit.epoch, commit_id=commit.commit_id
                 )
             except StoreUnavailableError as error:
+                lost.details |= {"commit_id": commit.commit_id, "epoch": commit.epoch, "step": commit.step}
                 raise lost from error
             if not happened:
                 await self._retried(partial(self._shared.commit, commit))

@@ -60,7 +60,17 @@ def test_a_healthy_machine(run_cli: Cli, store: str) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["ok"] is True
     found = _findings(result)
-    assert list(found) == ["python", "packages", "store", "parked", "ray", "litellm", "gateway", "extras"]
+    assert list(found) == [
+        "python",
+        "packages",
+        "store",
+        "agents",
+        "parked",
+        "ray",
+        "litellm",
+        "gateway",
+        "extras",
+    ]
     assert "1 wait for approval" in found["store"]["detail"]
     assert "litellm" in found["packages"]["detail"]
 
