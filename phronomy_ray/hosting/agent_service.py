@@ -32,10 +32,11 @@ from phronomy_ray.hosting.agent_port import AgentDirectory
 from phronomy_ray.hosting.environment import environment_of
 from phronomy_ray.hosting.idle_unload import IdleUnload
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
-from phronomy_ray.ids import new_detach_id, new_execution_id
+from phronomy_ray.ids import check_id, new_detach_id, new_execution_id
 from phronomy_ray.journal import ExecutionStatus, JournalRecord
 from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
 from phronomy_ray.models.port import ModelPort
+from phronomy_ray.retention import Retention
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tool_environment import ChildAgents, ToolEnvironment
 from phronomy_ray.tools.executor import ToolExecutor
@@ -346,6 +347,27 @@ class AgentService:
         if not engine.is_active:
             self._process.left(self)
         return was_there
+
+    async def retain(self, owner_key: str, execution_id: str | None = None) -> dict[str, Any]:
+        """Hold the agent, or one of its executions, so that nobody deletes it; returns the hold in force."""
+        check_id(owner_key, "owner_key")
+        if execution_id is not None:
+            check_id(execution_id, "execution_id")
+        store = self._engine().store
+        hold = Retention(owner_key, self.agent_id, execution_id, SystemClock().now())
+        return (await store.run(store.store.retain, hold)).to_wire()
+
+    async def release(self, owner_key: str, execution_id: str | None = None) -> bool:
+        """End a hold, named as it was made; whether there was one."""
+        store = self._engine().store
+        return await store.run(
+            store.store.release, owner_key, agent_id=self.agent_id, execution_id=execution_id
+        )
+
+    async def retentions(self) -> list[dict[str, Any]]:
+        """Who holds the agent or one of its executions, oldest first."""
+        store = self._engine().store
+        return [hold.to_wire() for hold in await store.run(store.store.retentions, agent_id=self.agent_id)]
 
     # --- executions --------------------------------------------------------------------------------------------
 

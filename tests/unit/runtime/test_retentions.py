@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from phronomy_ray import Agent, InProcess, RetentionPolicy, Runtime
 from phronomy_ray.errors import AgentRetainedError, InvalidInputError, NotFoundError
 from phronomy_ray.journal import ExecutionStatus, Phase
+from phronomy_ray.models.scripted import ScriptedModel, final
+from phronomy_ray.retention import Collectable
 from phronomy_ray.runtime.agent_handle import AgentHandle
 from phronomy_ray.runtime.bridge import Bridge
 from phronomy_ray.runtime.retentions import Retentions
@@ -66,6 +71,31 @@ def test_a_handle_holds_its_agent(store: SqlStore, bridge: Bridge, owner: Owner)
     assert handle.retentions() == [whole, part]
     assert handle.release("report") is True
     assert handle.retentions() == [part]
+
+
+class Keeper(Agent):
+    """Has work that somebody needs."""
+
+    model = ScriptedModel([final("done")])
+    definition_id = "keeper"
+
+
+async def test_the_agent_s_own_methods_and_a_collection_of_the_runtime(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/own.db"
+    with await asyncio.to_thread(Runtime, placement=InProcess(), store=url, supervisor=False) as runtime:
+        agent = await runtime.create_async(Keeper, "k1")
+        await agent.invoke_async("hello", execution_id="ex1")
+        held = await agent._client.call("retain", "audit", "ex1")
+        assert (held["owner_key"], held["execution_id"]) == ("audit", "ex1")
+        assert await agent._client.call("retentions") == [held]
+        with pytest.raises(AgentRetainedError, match="audit"):
+            await agent.purge_async()
+        now = RetentionPolicy(executions=timedelta(0), contents=None)
+        assert (await runtime.collect_async(now)).rows[Collectable.EXECUTIONS] == 0
+        assert await agent._client.call("release", "audit", "ex1") is True
+        assert (await runtime.collect_async(now)).rows[Collectable.EXECUTIONS] == 1
+        assert await agent.unload_async() is True
+        assert await agent.purge_async() is True
 
 
 @pytest.mark.parametrize(
