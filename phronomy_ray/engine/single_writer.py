@@ -138,6 +138,27 @@ class SingleWriter(WorkerInputRestricted):
         """Whether this engine owns the agent and serves it."""
         return self._state is not None and self._halted is None and not self._sealed
 
+    async def confirm_ownership(self) -> None:
+        """Look whether this engine still owns the agent, and stop if not.
+
+        Raises:
+            OwnershipLostError: another owner has taken it, or it is not stored any more.
+        """
+        if self._state is None or self._halted is not None or self._sealed:
+            return
+        epoch = self._state.root.epoch
+        try:
+            found = (await self._store.run(self._store.store.load_root, self.agent_id)).epoch
+        except NotFoundError:
+            found = 0
+        if found != epoch:
+            error = OwnershipLostError(
+                f"agent {self.agent_id!r} is owned by epoch {found}; this owner had {epoch}",
+                details={"agent_id": self.agent_id, "epoch": found},
+            )
+            self._halt_once(error)
+            raise error
+
     @property
     def is_over(self) -> bool:
         """Whether this engine serves nobody ever again: it was sealed, or another owner has taken the agent."""

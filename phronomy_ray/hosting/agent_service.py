@@ -8,11 +8,12 @@ dedicated actor, a host of many, the driver) is behind `AgentProcess`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from phronomy_ray.clock import SystemClock
 from phronomy_ray.definition.agent_definition import AgentDefinition
@@ -26,6 +27,7 @@ from phronomy_ray.errors import (
     AgentBusyError,
     BackpressureError,
     CommitOutcomeUnknownError,
+    ConflictError,
     InvalidInputError,
 )
 from phronomy_ray.hosting.agent_port import AgentDirectory
@@ -41,11 +43,32 @@ from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.tool_environment import ChildAgents, ToolEnvironment
 from phronomy_ray.tools.executor import ToolExecutor
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _LOG = logging.getLogger("phronomy_ray.hosting")
 #: Longest slice of one waiting call, in seconds.
 MAX_WAIT_S = 30.0
 #: Calls that may wait at one agent at once.
 MAX_WAITERS = 500
+
+
+def from_the_owner(
+    method: Callable[Concatenate[AgentService, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[AgentService, P], Coroutine[Any, Any, R]]:
+    """A method whose refusals come from the agent's memory: they count only while it still owns the agent.
+
+    What is done is fenced by its commit; what is refused commits nothing, and a former owner's memory may be of the past.
+    """
+
+    @functools.wraps(method)
+    async def confirmed(self: AgentService, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await method(self, *args, **kwargs)
+        except (AgentBusyError, ConflictError):
+            await self._engine().confirm_ownership()
+            raise
+
+    return confirmed
 
 
 class Waiters:
@@ -308,32 +331,39 @@ class AgentService:
         """What the agent is doing, from memory; never reads the store. Looking is no use: it keeps no unused agent live."""
         return (self._engine_made or self._engine()).status()
 
+    @from_the_owner
     async def unload(self) -> dict[str, Any]:
         """Free this process and keep everything. Raises `AgentBusyError` while work runs."""
         await self._engine().seal()
         self._process.left(self)
         return {"agent_id": self.agent_id, "unloaded": True}
 
+    @from_the_owner
     async def add_knowledge(self, knowledge: Any, edit_id: str | None = None) -> dict[str, int]:
         """Add knowledge to the idle agent; see `EditableAgent.edit`, also for the methods that follow."""
         return await self._engine().edit(EditKind.ADD_KNOWLEDGE, knowledge=knowledge, edit_id=edit_id)
 
+    @from_the_owner
     async def clear_transcript(self, edit_id: str | None = None) -> dict[str, int]:
         """Let the model see no earlier message any more."""
         return await self._engine().edit(EditKind.CLEAR_TRANSCRIPT, edit_id=edit_id)
 
+    @from_the_owner
     async def clear_knowledge(self, edit_id: str | None = None) -> dict[str, int]:
         """Let the model see no earlier knowledge any more."""
         return await self._engine().edit(EditKind.CLEAR_KNOWLEDGE, edit_id=edit_id)
 
+    @from_the_owner
     async def reset_context(self, edit_id: str | None = None) -> dict[str, int]:
         """`clear_transcript` and `clear_knowledge` in one."""
         return await self._engine().edit(EditKind.RESET_CONTEXT, edit_id=edit_id)
 
+    @from_the_owner
     async def close(self, edit_id: str | None = None) -> dict[str, int]:
         """Take no more work, for ever."""
         return await self._engine().edit(EditKind.CLOSE, edit_id=edit_id)
 
+    @from_the_owner
     async def purge(self, created_at: str | None = None) -> bool:
         """Delete the idle agent and everything that belongs to it, and leave this process; whether it was there. With `created_at`
         (ISO 8601), an agent that was created at another time is left alone.
@@ -371,6 +401,7 @@ class AgentService:
 
     # --- executions --------------------------------------------------------------------------------------------
 
+    @from_the_owner
     async def start(
         self,
         execution_id: str,
@@ -393,6 +424,7 @@ class AgentService:
         )
         return result.to_wire()
 
+    @from_the_owner
     async def invoke(
         self,
         input: Any,
@@ -440,6 +472,7 @@ class AgentService:
         ended = any(event.is_terminal for event in events) or not (events or engine.runs(execution_id))
         return {"events": [event.to_wire() for event in events], "cursor": cursor, "ended": ended}
 
+    @from_the_owner
     async def approve(
         self,
         execution_id: str,
@@ -453,6 +486,7 @@ class AgentService:
         decision = Decide(execution_id, approval_request_id, approved, decided_by, reason, edited_arguments)
         return (await self._engine().decide(decision)).to_wire()
 
+    @from_the_owner
     async def resolve(
         self,
         execution_id: str,
@@ -478,10 +512,12 @@ class AgentService:
         )
         return (await self._engine().resolve(word)).to_wire()
 
+    @from_the_owner
     async def cancel(self, execution_id: str, reason: str = "cancelled") -> dict[str, Any]:
         """Cancel: the intent is durable when this returns, the end follows when nothing of it runs any more."""
         return (await self._engine().cancel(execution_id, reason)).to_wire()
 
+    @from_the_owner
     async def detach(
         self, execution_id: str, approval_request_id: str, detach_id: str = ""
     ) -> dict[str, Any]:
