@@ -14,7 +14,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: What the first run has.
-FIRST = ("actors", "cli", "mcp", "unit/models", "contract/test_cluster_yaml.py")
+FIRST = (
+    "actors",
+    "cli",
+    "mcp/test_agents.py",
+    "mcp/test_child.py",
+    "unit/models",
+    "contract/test_cluster_yaml.py",
+)
 #: What the second run has on Ray, behind everything else.
 LAST = ("chaos", "cluster")
 

@@ -16,6 +16,7 @@ from phronomy_ray.testing import processes
 Names = Callable[[str], str]
 
 
+@pytest.mark.full
 def test_an_execution_changes_hands_twice(runtime: Runtime, new_id: Names) -> None:
     agent = runtime.create(Puppet, new_id("hosted"))
     message = turn([("send", {"text": "one"})], [("send", {"text": "two"})], answer="both sent")

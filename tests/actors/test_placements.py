@@ -45,7 +45,10 @@ def module_bench(shared: Session) -> Iterator[Bench]:
     made.close()
 
 
+@pytest.mark.full
 class TestDedicated(OnRay):
+    """At full size only: the files beside this one say the same of dedicated agents, and an actor each costs seconds."""
+
     @pytest.fixture
     def home(self, module_bench: Bench) -> RayPlace:
         return RayPlace(module_bench.runtime(placement=Dedicated()))

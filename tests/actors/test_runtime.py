@@ -189,7 +189,7 @@ def test_load_wakes_a_stored_agent_and_refuses_every_other_claim(
 
     def refused_for_its_class() -> None:
         for other in (PuppetTwo, Stranger):
-            with pytest.raises(ConfigurationError, match="is stored as 'puppet' version '1'"):
+            with pytest.raises(ConfigurationError, match=r"is (stored|live) as 'puppet' version '1'"):
                 runtime.load(other, agent.agent_id)
             with pytest.raises(ConfigurationError):
                 runtime.load_or_create(other, agent.agent_id)
@@ -634,5 +634,6 @@ def test_cancel_ends_a_model_call_a_suspension_and_nothing_that_has_ended(
     assert waiting.view().approvals == ()
     ended = puppet.start("done already")
     before = ended.result(PATIENCE_S)
-    assert ended.cancel() == before
+    after = ended.cancel()
+    assert (after.status, after.output, after.messages) == (before.status, before.output, before.messages)
     assert [event.type.value for event in hanging.events()] == ["started", "cancelled"]

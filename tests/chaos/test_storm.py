@@ -1,6 +1,6 @@
 """A storm of faults over agents under load; `benchmarks/chaos.py` runs longer ones.
 
-The everyday slice is short because the whole suite has to be: some six faults. The full ones take a minute on each engine.
+All of them are full-size tests: a storm needs a cluster of its own, and the whole everyday suite has to stay short.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def check(report: StormReport, *, faults: int) -> None:
     assert sum(report.executions.values()) >= 10, report.executions
 
 
+@pytest.mark.full
 def test_a_storm_leaves_everything_right() -> None:
     check(run_storm(StormConfig(16.0, seed=2002, hosts=1)), faults=5)
 

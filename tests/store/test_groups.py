@@ -72,7 +72,7 @@ ROUNDS = st.lists(
 def test_a_group_equals_its_commits_one_by_one(database: Any, size: int) -> None:
     store = database.open()
 
-    @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=4, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(rounds=ROUNDS)
     def check(rounds: list[list[str]]) -> None:
         number = next(_NAMES)

@@ -20,6 +20,9 @@ class Engine:
     async def activate(self) -> None:
         pass
 
+    async def take_up_wish(self) -> None:
+        pass
+
     def status(self) -> dict[str, Any]:
         return {"lifecycle": "idle"}
 

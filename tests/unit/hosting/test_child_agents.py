@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -377,9 +378,10 @@ async def test_a_refused_child_is_a_tool_error(cluster: Cluster) -> None:
     await boss.start("ex1", "hello")
     await cluster.until(lambda: cluster.store.approvals(pending_only=True), "the child asks")
     [request] = cluster.store.approvals(pending_only=True)
-    await cluster.engines[cluster.child()[0]].decide(
-        Decide(cluster.child()[1], request.approval_request_id, False, "bob")
-    )
+    with contextlib.suppress(AgentUnloadedError):  # it may have ended and left before its answer is there
+        await cluster.engines[cluster.child()[0]].decide(
+            Decide(cluster.child()[1], request.approval_request_id, False, "bob")
+        )
     await cluster.end(boss)
     assert cluster.call_row().error["code"] == "child_rejected"
 
