@@ -64,6 +64,8 @@ def check_told(executions: Mapping[str, ExecutionRow], history: Iterable[Mapping
             found.append(f"{name}: a driver was told that it is {entry['kind']}, and it is not stored")
         elif entry["kind"] == "ended" and row.status.value != entry["status"]:
             found.append(f"{name}: a driver was told {entry['status']}, stored is {row.status.value}")
+        elif entry["kind"] == "ended" and row.output != entry["output"]:
+            found.append(f"{name}: a driver was told {entry['output']!r}, stored is {row.output!r}")
     return found
 
 
@@ -77,11 +79,13 @@ def check_effects(
     by_call: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for effect in effects:
         by_call[effect["tool_call_id"]].append(effect)
-    words = Counter(
-        entry["tool_call_id"]
+    # the same word may be said again because its answer was lost: it is one word about one revision
+    said = {
+        (entry["tool_call_id"], entry["revision"])
         for entry in history
         if entry["kind"] == "resolved" and entry["outcome"] == "not_performed"
-    )
+    }
+    words = Counter(call_id for call_id, _ in said)
     known = {call.tool_call_id: call for call in calls}
     for call_id, of_call in by_call.items():
         tool_name = of_call[0]["tool"]

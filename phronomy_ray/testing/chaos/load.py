@@ -125,7 +125,10 @@ class Human:
         done = any(effect["tool_call_id"] == call.tool_call_id for effect in log.entries(log.EFFECTS))
         outcome = "succeeded" if done else "not_performed"
         # the word may be taken although its answer is lost: it is written down before it is said
-        self._tell("resolved", execution_id, tool_call_id=call.tool_call_id, outcome=outcome)
+        revision = call.execution_revision
+        self._tell(
+            "resolved", execution_id, tool_call_id=call.tool_call_id, outcome=outcome, revision=revision
+        )
         agent.resolve(execution_id, call.tool_call_id, outcome, result="it was" if done else None)
 
     def _tell(self, kind: str, execution_id: str, **facts: Any) -> None:

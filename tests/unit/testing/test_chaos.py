@@ -53,8 +53,14 @@ def effect(tool: str, attempt: int = 1, call_id: str = "tc1", key: str = "k") ->
     return {"tool": tool, "tool_call_id": call_id, "attempt": attempt, "key": key}
 
 
-def word(outcome: str) -> dict[str, Any]:
-    return {"kind": "resolved", "execution_id": "ex1", "tool_call_id": "tc1", "outcome": outcome}
+def word(outcome: str, revision: int = 1) -> dict[str, Any]:
+    return {
+        "kind": "resolved",
+        "execution_id": "ex1",
+        "tool_call_id": "tc1",
+        "outcome": outcome,
+        "revision": revision,
+    }
 
 
 def event(seq: int, type: str = "started", **payload: Any) -> EventRow:
@@ -82,14 +88,21 @@ def test_an_execution_is_looked_at(
     ("entry", "wrong"),
     [
         ({"kind": "admitted", "execution_id": "ex1"}, None),
-        ({"kind": "ended", "execution_id": "ex1", "status": "completed"}, None),
+        ({"kind": "ended", "execution_id": "ex1", "status": "completed", "output": "done"}, None),
+        (
+            {"kind": "ended", "execution_id": "ex1", "status": "completed", "output": "lost"},
+            "was told 'lost'",
+        ),
         ({"kind": "begin", "execution_id": "lost"}, None),
         ({"kind": "admitted", "execution_id": "lost"}, "not stored"),
-        ({"kind": "ended", "execution_id": "ex1", "status": "cancelled"}, "was told cancelled"),
+        (
+            {"kind": "ended", "execution_id": "ex1", "status": "cancelled", "output": None},
+            "was told cancelled",
+        ),
     ],
 )
 def test_what_drivers_were_told_is_what_is_stored(entry: dict[str, Any], wrong: str | None) -> None:
-    found = check_told({"ex1": execution()}, [entry])
+    found = check_told({"ex1": execution(output="done")}, [entry])
     assert (len(found) == 1 and wrong in found[0]) if wrong else found == []
 
 
@@ -99,6 +112,12 @@ def test_what_drivers_were_told_is_what_is_stored(entry: dict[str, Any], wrong: 
         ([tool_call("wire")], [effect("wire")], [], None),
         ([tool_call("look")], [effect("look"), effect("look", 2)], [], None),
         ([tool_call("wire")], [effect("wire"), effect("wire", 2)], [word("not_performed")], None),
+        (
+            [tool_call("wire")],
+            [effect("wire", 1), effect("wire", 2), effect("wire", 3)],
+            [word("not_performed"), word("not_performed")],
+            "ran 3 times",
+        ),
         ([tool_call("wire")], [], [word("succeeded")], None),
         ([tool_call("wire")], [effect("wire"), effect("wire", 2)], [], "ran 2 times"),
         ([tool_call("wire")], [effect("wire"), effect("wire", 2)], [word("succeeded")], "ran 2 times"),
