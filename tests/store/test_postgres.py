@@ -52,13 +52,22 @@ def waiting_for_a_lock(database: Any) -> bool:
 
 
 def kill_backends(database: Any, application_name: str = "phronomy-ray") -> int:
+    """End the server's side of our connections, and wait until it has: before that a client cannot know."""
     return len(
         database.sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name = :name",
             name=application_name,
         )
     )
+
+
+def until_gone(database: Any, user: str) -> None:
+    """Wait until the server has noticed that a user's connections are closed."""
+    deadline = time.monotonic() + 30
+    while database.sql("SELECT count(*) FROM pg_stat_activity WHERE usename = :name", name=user) != [(0,)]:
+        assert time.monotonic() < deadline, f"connections of {user} are still there"
+        time.sleep(0.01)
 
 
 class TestFencingBetweenStatements:
@@ -249,6 +258,7 @@ class TestLostConnections:
             with pytest.raises(StoreUnavailableError, match="max_connections"):
                 stores[1].load_root("alice")
             stores[0].close()
+            until_gone(postgres_database, f"narrow_{name}")
             stores[1].load_root("alice")
         finally:
             for store in stores:
