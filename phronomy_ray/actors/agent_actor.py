@@ -16,7 +16,8 @@ from phronomy_ray.actors.ray_metrics import AgentGauges
 from phronomy_ray.actors.ray_process import RayProcess, agent_stores
 from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.errors import AgentParkedError, ConfigurationError, NotFoundError, PhronomyError
-from phronomy_ray.hosting.agent_service import MAX_WAITERS, AgentService
+from phronomy_ray.hosting.agent_life import MAX_WAITERS
+from phronomy_ray.hosting.agent_service import AgentService
 from phronomy_ray.hosting.assignment import agent_actor_name
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence, log_offence
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest

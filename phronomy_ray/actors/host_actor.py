@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import signal
+from collections import OrderedDict
 from typing import Any
 
 from phronomy_ray.actors.ray_metrics import HostGauges
@@ -24,6 +25,8 @@ _LOG = logging.getLogger("phronomy_ray.actors")
 MAX_WAITERS = 4_000
 #: Calls that a host takes at once: room is left beside those that wait.
 MAX_CONCURRENCY = 6_000
+#: Wirings that are kept unpickled: drivers come and go, and each version of a class by value is one more.
+MAX_WIRINGS = 256
 
 
 class HostActor:
@@ -49,27 +52,33 @@ class HostActor:
             on_loop_work=self._watchdog.wake,
         )
         self._host = AgentHost(name, self._process, max_live_agents=placement.max_live_agents)
-        self._wirings: dict[bytes, AgentWiring] = {}
+        self._wirings: OrderedDict[bytes, AgentWiring] = OrderedDict()
         self._store = self._process.store(store).store
-        self._boot = asyncio.get_running_loop().create_task(self._start())
-        self._watchdog.start()
-
-    async def _start(self) -> None:
+        #: Whether it is known if this host takes agents; and who asks, or says so.
+        self._knows_admission = False
+        self._admission = asyncio.Lock()
         self._host.start()
-        if await asyncio.to_thread(self._store.is_host_closed, self._name):
-            self._host.close_admission()
+        self._watchdog.start()
         gc.freeze()  # as in `AgentActor`
+
+    async def _learn_admission(self) -> None:
+        """Ask the store whether this host takes agents, once. A store that is away is asked again by whoever comes next."""
+        async with self._admission:
+            if not self._knows_admission:
+                if await asyncio.to_thread(self._store.is_host_closed, self._name):
+                    self._host.close_admission()
+                self._knows_admission = True
 
     # --- agents ------------------------------------------------------------------------------------------------
 
     async def activate(self, agent_id: str, wiring: bytes) -> dict[str, Any]:
         """See `AgentHost.activate`; the wiring is pickled."""
-        await self._boot
+        await self._learn_admission()
         return await self._host.activate(agent_id, self._wiring(wiring))
 
     async def create(self, agent_id: str, wiring: bytes, request: NewAgentRequest) -> dict[str, Any]:
         """See `AgentHost.create`; the wiring is pickled."""
-        await self._boot
+        await self._learn_admission()
         return await self._host.create(agent_id, self._wiring(wiring), request)
 
     async def call(
@@ -111,13 +120,13 @@ class HostActor:
 
     async def drain(self, timeout_s: float) -> dict[str, Any]:
         """See `AgentHost.drain`."""
-        await self._boot
         return (await self._host.drain(timeout_s)).to_wire()
 
     async def reopen(self) -> None:
         """Take agents again."""
-        await self._boot
-        self._host.reopen()
+        async with self._admission:
+            self._knows_admission = True
+            self._host.reopen()
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -129,6 +138,9 @@ class HostActor:
             loaded = pickle.loads(data)  # noqa: S301 - from a driver of this cluster
             assert isinstance(loaded, AgentWiring)
             found = self._wirings[key] = loaded
+        self._wirings.move_to_end(key)
+        if len(self._wirings) > MAX_WIRINGS:  # agents that live here keep theirs
+            self._wirings.popitem(last=False)
         return found
 
     def _blocked(self, offence: Offence) -> None:

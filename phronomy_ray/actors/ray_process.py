@@ -14,8 +14,9 @@ from phronomy_ray.actors.tool_executor import RayToolExecutor
 from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.shared_store import SharedStore
+from phronomy_ray.hosting.agent_life import AgentLife
 from phronomy_ray.hosting.agent_port import AgentDirectory
-from phronomy_ray.hosting.agent_service import AgentService, Waiters
+from phronomy_ray.hosting.agent_process import Waiters
 from phronomy_ray.hosting.stores import AGENT_THREADS, HOST_THREADS, ProcessStores
 from phronomy_ray.hosting.wiring import AgentWiring, StoreConfig
 from phronomy_ray.mcp import access
@@ -55,8 +56,8 @@ class RayProcess(WorkerInputRestricted):
         *,
         max_waiters: int,
         stores: ProcessStores,
-        on_left: Callable[[AgentService], None],
-        on_lost: Callable[[AgentService], None],
+        on_left: Callable[[AgentLife], None],
+        on_lost: Callable[[AgentLife], None],
         on_loop_work: Callable[[], None],
     ) -> None:
         """

@@ -1,55 +1,38 @@
-"""`AgentService`: one agent in whatever process it lives. It decodes, calls the engine, encodes.
+"""`AgentService`: what others may call of an agent, wherever it lives. It decodes, calls the engine, encodes.
 
-Its public methods are the raw-handle API (`docs/guide/actor-handles.md`): stable, plain JSON in and out, and our typed
-errors. Every start takes a new ownership epoch and recovers before it admits anything. What differs between processes (a
-dedicated actor, a host of many, the driver) is behind `AgentProcess`.
+Its public methods are the raw-handle API (`docs/guide/actor-handles.md`): stable, plain JSON in and out, and our typed errors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from phronomy_ray.clock import SystemClock
-from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.busy import busy_rule
-from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.creation import new_agent
-from phronomy_ray.engine.engine import AgentEngine, EngineParts
 from phronomy_ray.engine.reserved import ReservedStart
-from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import (
     AgentBusyError,
-    BackpressureError,
+    AgentUnloadedError,
     CommitOutcomeUnknownError,
     ConflictError,
     InvalidInputError,
 )
-from phronomy_ray.hosting.agent_port import AgentDirectory
-from phronomy_ray.hosting.environment import environment_of
-from phronomy_ray.hosting.idle_unload import IdleUnload
-from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest, StoreConfig
+from phronomy_ray.hosting.agent_life import AgentLife
+from phronomy_ray.hosting.wiring import NewAgentRequest
 from phronomy_ray.ids import check_id, new_detach_id, new_execution_id
-from phronomy_ray.journal import ExecutionStatus, JournalRecord
+from phronomy_ray.journal import JournalRecord
 from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
-from phronomy_ray.models.port import ModelPort
 from phronomy_ray.retention import Retention
 from phronomy_ray.tool_calls import Resolution
-from phronomy_ray.tool_environment import ChildAgents, ToolEnvironment
-from phronomy_ray.tools.executor import ToolExecutor
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LOG = logging.getLogger("phronomy_ray.hosting")
 #: Longest slice of one waiting call, in seconds.
 MAX_WAIT_S = 30.0
-#: Calls that may wait at one agent at once.
-MAX_WAITERS = 500
 
 
 def from_the_owner(
@@ -71,229 +54,8 @@ def from_the_owner(
     return confirmed
 
 
-class Waiters:
-    """Calls that wait in one process at once, each of which costs some 50 KB; bounded."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-
-
-class AgentProcess(Protocol):
-    """The process around an agent: what it gives to the agent, and what it is told."""
-
-    @property
-    def owner(self) -> Mapping[str, Any]:
-        """Who owns what lives here, as the store and people are told: ``actor``, node, pid, host."""
-        ...
-
-    def store(self, config: StoreConfig) -> SharedStore:
-        """The store that all agents of this process share; the same one for the same configuration."""
-        ...
-
-    def model(self, wiring: AgentWiring) -> ModelPort:
-        """The way to models that are given by name."""
-        ...
-
-    def embeddings(self, wiring: AgentWiring) -> EmbeddingPort:
-        """The way to embeddings."""
-        ...
-
-    def tools(
-        self, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
-    ) -> ToolExecutor:
-        """An executor for one agent's tools."""
-        ...
-
-    def directory(self, wiring: AgentWiring) -> AgentDirectory:
-        """Where child agents are found."""
-        ...
-
-    @property
-    def waiters(self) -> Waiters:
-        """How many calls wait in this process."""
-        ...
-
-    def left(self, agent: AgentService) -> None:
-        """The agent was unloaded or deleted; it serves nobody here any more."""
-        ...
-
-    def lost(self, agent: AgentService) -> None:
-        """Another owner has taken the agent."""
-        ...
-
-
-class AgentService:
-    """One agent in this process. Use it on one event loop."""
-
-    def __init__(self, agent_id: str, wiring: AgentWiring, process: AgentProcess) -> None:
-        self.agent_id = agent_id
-        self.wiring = wiring
-        self._process = process
-        self._waiters = 0
-        self._engine_made: AgentEngine | None = None
-        self._tools: ToolExecutor | None = None
-        self._children: ChildAgents | None = None
-        self._idle = IdleUnload(wiring.unload, asyncio.get_running_loop().time)
-
-    # --- for the process ---------------------------------------------------------------------------------------
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it owns the agent and serves it."""
-        return self._engine_made is not None and self._engine_made.is_active
-
-    @property
-    def epoch(self) -> int | None:
-        """Under which epoch it serves the agent; ``None`` when it does not."""
-        engine = self._engine_made
-        return engine.state.root.epoch if engine is not None and engine.is_active else None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it serves nobody any more: it was unloaded, or another owner has taken the agent."""
-        return self._engine_made is not None and self._engine_made.is_over
-
-    @property
-    def waiters(self) -> int:
-        """Calls that wait here."""
-        return self._waiters
-
-    @property
-    def bodies_on_loop(self) -> int:
-        """Tool bodies that run on the event loop."""
-        return self._tools.on_loop if self._tools is not None else 0
-
-    @property
-    def used_at(self) -> float:
-        """When the agent was last needed, in seconds of the loop's clock."""
-        return self._idle.used_at
-
-    def holds_call(self, tool_call_id: str) -> bool:
-        """Whether it runs this tool call."""
-        engine = self._engine_made
-        running = engine.state.execution if engine is not None and engine.is_active else None
-        return running is not None and any(call.row.tool_call_id == tool_call_id for call in running.batch)
-
-    def looks_unused(self) -> bool:
-        """Whether nobody has needed it for so long that it may leave by itself; call it now and then (see `IdleUnload`).
-
-        An agent that could not be woken as it is never may.
-        """
-        engine = self._engine_made
-        if engine is None or not engine.is_active or not self.can_be_woken:
-            return False
-        running = engine.state.execution
-        is_needed = bool(self._waiters or self._waits_for_time(engine) or self.bodies_on_loop)
-        return self._idle.is_due(running.row.status if running else None, is_needed=is_needed)
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether nothing runs or waits here and the agent can be woken as it is, whenever it was needed last."""
-        engine = self._engine_made
-        if engine is None or not engine.is_active or not self.can_be_woken:
-            return False
-        running = engine.state.execution
-        is_needed = bool(self._waiters or self._waits_for_time(engine) or self.bodies_on_loop)
-        return not is_needed and (running is None or running.row.status is ExecutionStatus.SUSPENDED)
-
-    @property
-    def can_be_woken(self) -> bool:
-        """Whether the agent, once it has left, can be woken as it is: from its class's name, without instance options."""
-        engine = self._engine_made
-        return engine is not None and bool(engine.definition.class_path) and not self.wiring.options.names()
-
-    def _waits_for_time(self, engine: AgentEngine) -> bool:
-        """Whether something of a waiting agent happens by itself here and nowhere else: expiries are also the supervisor's."""
-        return engine.waits_for_time and not (self.wiring.supervised and engine.state.execution is not None)
-
-    async def leave(self) -> bool:
-        """Unload the agent unless it works; whether it has left."""
-        if self._engine_made is not None:
-            try:
-                await self._engine_made.seal()
-            except AgentBusyError:  # somebody has just come
-                return False
-        return True
-
-    def begin_retiring(self) -> None:
-        """Begin nothing any more; see `retire`."""
-        if self._engine_made is not None:
-            self._engine_made.begin_retiring()
-
-    async def retire(self, timeout_s: float | None = None) -> bool:
-        """Leave as soon as nothing of the agent runs; whether it has within `timeout_s` seconds (``None``: however long it takes).
-
-        What waits for its turn is left to the next owner; meanwhile nothing is begun any more.
-        """
-        if self._engine_made is not None and not await self._engine_made.retire(timeout_s):
-            return False
-        self._process.left(self)
-        return True
-
-    def abandon(self) -> None:
-        """Release what is left here of an agent that another owner has taken."""
-        if self._engine_made is not None:
-            self._engine_made.abandon()
-
-    async def start_up(self) -> None:
-        """Own the agent, recover it, and end children that an earlier owner has left behind. Raises as `activate`."""
-        if self.is_active:
-            await self._engine().take_up_wish()
-            return
-        await self._engine().activate()
-        if self._children is not None:
-            self._children.reap()
-
-    def _engine(self) -> AgentEngine:
-        self._idle.used()
-        if self._engine_made is None:
-            wiring, process = self.wiring, self._process
-            definition = wiring.definition.load().definition()
-            store = process.store(wiring.store)
-            environment = environment_of(
-                self.agent_id,
-                wiring,
-                store.store,
-                directory=process.directory(wiring),
-                embeddings=lambda: process.embeddings(wiring),
-                engine=self._engine,
-            )
-            self._children = environment.children
-            self._tools = process.tools(wiring, definition, environment)
-            self._engine_made = AgentEngine(
-                self.agent_id,
-                definition,
-                EngineParts(
-                    store=store,
-                    model=process.model(wiring) if isinstance(definition.model, str) else definition.model,
-                    tools=self._tools,
-                    owner=dict(process.owner),
-                    on_ownership_lost=lambda: process.lost(self),
-                    fault_directory=wiring.fault_directory,
-                    registry=wiring.definition.registry,
-                    options=wiring.options,
-                    defaults=wiring.defaults,
-                ),
-            )
-        return self._engine_made
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        here = self._process.waiters
-        if self._waiters >= MAX_WAITERS or here.count >= here.limit:
-            raise BackpressureError(
-                f"agent {self.agent_id!r} already has {self._waiters} waiting calls, its process {here.count}; wait less or "
-                "watch fewer times",
-                details={"agent_id": self.agent_id, "waiters": self._waiters, "in_process": here.count},
-            )
-        self._waiters += 1
-        here.count += 1
-        try:
-            yield
-        finally:
-            self._waiters -= 1
-            here.count -= 1
+class AgentService(AgentLife):
+    """One agent in this process, and the methods that others call."""
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -328,7 +90,15 @@ class AgentService:
         return engine.status()
 
     async def status(self) -> dict[str, Any]:
-        """What the agent is doing, from memory; never reads the store. Looking is no use: it keeps no unused agent live."""
+        """What the agent is doing, from memory; never reads the store. Looking is no use: it keeps no unused agent live.
+
+        Raises `AgentUnloadedError` when it does not live here any more.
+        """
+        if self.is_lost:  # its memory is of the past: somebody else knows
+            raise AgentUnloadedError(
+                f"agent {self.agent_id!r} does not live in this process any more",
+                details={"agent_id": self.agent_id},
+            )
         return (self._engine_made or self._engine()).status()
 
     @from_the_owner

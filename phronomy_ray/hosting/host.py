@@ -15,7 +15,9 @@ from phronomy_ray.errors import (
     InvalidInputError,
     PhronomyError,
 )
-from phronomy_ray.hosting.agent_service import AgentProcess, AgentService
+from phronomy_ray.hosting.agent_life import AgentLife
+from phronomy_ray.hosting.agent_process import AgentProcess
+from phronomy_ray.hosting.agent_service import AgentService
 from phronomy_ray.hosting.wiring import AgentWiring, NewAgentRequest
 
 T = TypeVar("T")
@@ -28,9 +30,7 @@ MAX_LOOK_S = 5.0
 METHODS = frozenset(
     name
     for name, method in vars(AgentService).items()
-    if not name.startswith("_")
-    and asyncio.iscoroutinefunction(method)
-    and name not in ("leave", "start_up", "retire")
+    if not name.startswith("_") and asyncio.iscoroutinefunction(method)
 )
 
 
@@ -113,12 +113,12 @@ class AgentHost:
 
     # --- what agents tell their process -------------------------------------------------------------------------
 
-    def left(self, agent: AgentService) -> None:
+    def left(self, agent: AgentLife) -> None:
         """The agent serves nobody here any more."""
         if self._agents.get(agent.agent_id) is agent:
             del self._agents[agent.agent_id]
 
-    def lost(self, agent: AgentService) -> None:
+    def lost(self, agent: AgentLife) -> None:
         """Another owner has taken the agent: nothing of it runs here any more."""
         _LOG.warning("agent %s was taken by another owner and leaves %s", agent.agent_id, self.name)
         self.left(agent)
@@ -186,7 +186,13 @@ class AgentHost:
         }
         if retiring:
             await asyncio.wait(retiring.values(), timeout=max(0.0, timeout_s))
-        left = tuple(sorted(agent_id for agent_id, task in retiring.items() if not task.done()))
+        left = tuple(
+            sorted(
+                agent_id
+                for agent_id, task in retiring.items()
+                if not task.done() or self._failed(agent_id, task)
+            )
+        )
         self._left += len(retiring) - len(left)
         return DrainReport(len(retiring) - len(left), left)
 
@@ -241,6 +247,13 @@ class AgentHost:
         """One that serves nothing leaves; one that does (another class asked) stays."""
         if not service.is_active:
             self.left(service)
+
+    def _failed(self, agent_id: str, retiring: asyncio.Task[bool]) -> bool:
+        """Whether an agent could not leave."""
+        error = retiring.exception()
+        if error is not None:
+            _LOG.warning("%s: agent %s could not leave: %s", self.name, agent_id, error)
+        return error is not None
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)

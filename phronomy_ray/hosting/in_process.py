@@ -20,8 +20,9 @@ from phronomy_ray.definition.placement import InProcess
 from phronomy_ray.embedding import EmbeddingPort
 from phronomy_ray.engine.shared_store import SharedStore
 from phronomy_ray.errors import AgentUnloadedError, OwnershipLostError, PhronomyError
+from phronomy_ray.hosting.agent_life import AgentLife
 from phronomy_ray.hosting.agent_port import WAKE_TIMEOUT_S, AgentDirectory, LiveAgent, NoAnswer
-from phronomy_ray.hosting.agent_service import AgentService, Waiters
+from phronomy_ray.hosting.agent_process import Waiters
 from phronomy_ray.hosting.host import AgentHost, DrainReport
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog
 from phronomy_ray.hosting.stores import HOST_THREADS, OpenStore, ProcessStores
@@ -112,11 +113,11 @@ class LocalProcess(WorkerInputRestricted):
         assert self.way is not None
         return self.way
 
-    def left(self, agent: AgentService) -> None:
+    def left(self, agent: AgentLife) -> None:
         """As `AgentProcess.left`."""
         self.host.left(agent)
 
-    def lost(self, agent: AgentService) -> None:
+    def lost(self, agent: AgentLife) -> None:
         """As `AgentProcess.lost`."""
         self.host.lost(agent)
 

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from phronomy_ray.actors.ray_calls import call, find_actor, kill
-from phronomy_ray.errors import NotFoundError
+from phronomy_ray.errors import NotFoundError, PhronomyError
 from phronomy_ray.hosting.agent_port import STATUS_TIMEOUT_S
 from phronomy_ray.hosting.assignment import HOST_PREFIX, agent_actor_name
 from phronomy_ray.runtime.hosts import NodeReport
@@ -108,7 +108,7 @@ async def drain_node(namespace: str, node: str, timeout_s: float) -> NodeReport:
 async def _place_of(actor: Any) -> str:
     try:
         status = await call(actor, "status", timeout_s=STATUS_TIMEOUT_S)
-    except (RayError, TimeoutError):
+    except (RayError, TimeoutError, PhronomyError):  # it serves nobody, or nobody knows where it is
         return ""
     return str(status.get("node", ""))
 

@@ -8,6 +8,7 @@ import pytest
 
 from phronomy_ray.actors import ray_process
 from phronomy_ray.actors.agent_actor import AgentActor
+from phronomy_ray.errors import AgentUnloadedError
 from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, StoreConfig
 
 
@@ -43,3 +44,14 @@ async def test_an_unexpected_error_of_the_first_start_is_not_the_answer_to_every
     monkeypatch.setattr(ray_process, "cluster_name", lambda namespace: "cluster")
     actor = AgentActor("a1", AgentWiring(DefinitionSource("m:C"), StoreConfig("sqlite:////nowhere/x.db")))
     assert await actor.activate() == {"lifecycle": "idle"}
+
+
+async def test_what_has_left_does_not_say_that_it_lives_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_process, "node_id", lambda: "node")
+    monkeypatch.setattr(ray_process, "cluster_name", lambda namespace: "cluster")
+    monkeypatch.setattr(AgentActor, "_engine", lambda self: Engine())
+    actor = AgentActor("a1", AgentWiring(DefinitionSource("m:C"), StoreConfig("sqlite:////nowhere/x.db")))
+    assert await actor.status() == {"lifecycle": "idle"}
+    monkeypatch.setattr(AgentActor, "is_lost", True)
+    with pytest.raises(AgentUnloadedError):
+        await actor.status()

@@ -1,0 +1,68 @@
+"""The host's actor as the plain class that it is: no Ray is started."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from phronomy_ray.actors import host_actor, ray_process
+from phronomy_ray.actors.host_actor import HostActor
+from phronomy_ray.definition.placement import Packed
+from phronomy_ray.errors import HostClosedError, StoreUnavailableError
+from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, StoreConfig
+
+STORE = StoreConfig("sqlite:////nowhere/x.db")
+
+
+def wiring(number: int = 0) -> bytes:
+    return pickle.dumps(AgentWiring(DefinitionSource(f"m:C{number}"), STORE))
+
+
+@pytest.fixture
+async def host(monkeypatch: pytest.MonkeyPatch) -> HostActor:
+    monkeypatch.setattr(ray_process, "node_id", lambda: "node")
+    monkeypatch.setattr(ray_process, "cluster_name", lambda namespace: "cluster")
+    return HostActor("host:0", Packed(), STORE)
+
+
+async def test_a_store_that_was_away_at_the_first_call_is_asked_again(
+    host: HostActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [StoreUnavailableError("away"), True]
+
+    def is_host_closed(name: str) -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    monkeypatch.setattr(host._store, "is_host_closed", is_host_closed)
+    with pytest.raises(StoreUnavailableError):
+        await host.activate("a1", wiring())
+    for _ in range(2):
+        with pytest.raises(HostClosedError):
+            await host.activate("a1", wiring())
+    assert not answers
+
+
+async def test_an_operator_counts_more_than_what_was_stored_before(
+    host: HostActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host._store, "is_host_closed", lambda name: True)
+    await host.reopen()
+    await host._learn_admission()
+    assert (await host.status())["closed"] is False
+
+
+async def test_wirings_of_drivers_that_have_gone_are_forgotten(
+    host: HostActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_actor, "MAX_WIRINGS", 2)
+    first = host._wiring(wiring(0))
+    host._wiring(wiring(1))
+    assert host._wiring(wiring(0)) is first
+    host._wiring(wiring(2))
+    assert host._wiring(wiring(0)) is first, "the one that was used longest ago goes"
+    assert len(host._wirings) == 2
