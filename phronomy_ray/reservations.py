@@ -36,6 +36,11 @@ class ReservedExecution:
         check_id(self.execution_id, "execution_id")
         object.__setattr__(self, "correlation", check_correlation(self.correlation))
 
+    def check_agent(self, agent_id: str) -> None:
+        """Raise `InvalidInputError` when it is another agent's."""
+        if self.agent_id != agent_id:
+            raise InvalidInputError(f"the reservation is one of agent {self.agent_id!r}, not of {agent_id!r}")
+
     def to_wire(self) -> dict[str, Any]:
         """JSON form."""
         return {

@@ -229,10 +229,7 @@ class AgentHandle(WorkerInputRestricted):
             InvalidInputError: the reservation is another agent's; else as `start_async`.
             StateConflictError: the id exists with another input, correlation or agent.
         """
-        if reservation.agent_id != self.agent_id:
-            raise InvalidInputError(
-                f"the reservation is one of agent {reservation.agent_id!r}, not of {self.agent_id!r}"
-            )
+        reservation.check_agent(self.agent_id)
         await start_execution(
             self._client,
             reservation.execution_id,

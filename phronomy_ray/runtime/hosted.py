@@ -228,11 +228,7 @@ async def start_hosted(
         AgentBusyError: another execution of the agent is non-terminal.
         CancellationError: the token is cancelled; nothing was started.
     """
-    agent_id = link.client.agent_id
-    if reservation.agent_id != agent_id:
-        raise InvalidInputError(
-            f"the reservation is one of agent {reservation.agent_id!r}, not of {agent_id!r}"
-        )
+    reservation.check_agent(link.client.agent_id)
     if reservation.correlation is not None:
         raise InvalidInputError(
             "a reservation with a correlation is a part of something and cannot be hosted"
