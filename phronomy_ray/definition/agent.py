@@ -115,6 +115,22 @@ class Agent:
     result_filters: ClassVar[Sequence[Any]] = ()
     #: Hooks that look at each model call before it is made; those of base classes come first and stay.
     before_llm_input: ClassVar[Sequence[Any]] = ()
+    #: Hears of every durable event of its executions, after the event was committed: a function of one `Event`, plain or async. It
+    #: runs in the process that owns the agent, off the agent's loop, one call at a time and in order of each execution; the class's
+    #: and the instance's (`InstanceOptions`) run beside each other.
+    #:
+    #: It never changes, delays or fails a turn: what it raises, and a call that takes longer than ``hook_timeout_s``, is logged
+    #: (codes ``on_event_failed``, ``on_event_timeout``) and counted in `AgentHandle.status`; while a call that was given up still
+    #: runs no other one is made. At most 1,000 events wait; when there are more, durable ones are read from the store again.
+    #:
+    #: Guaranteed: within the life of one owner no durable event is skipped, and none is told twice. Not guaranteed: anything over
+    #: the end of the owner. An event that was committed just before a crash is not told by the next owner; an agent that leaves its
+    #: process waits two seconds for what is still to be told; while a store is away nothing can be read again (code
+    #: ``on_event_lost``). What must reach somebody goes through `Runtime.subscriptions`.
+    on_event: ClassVar[Callable[..., Any] | None] = None
+    #: Whether ``on_event`` hears of live events too (tokens of executions that were started with ``stream=True``, starts and
+    #: progress of tools). Those that find no room are lost, and it is told how many by an event of type ``lost``.
+    on_event_live: ClassVar[bool] = False
     #: Limit of one hook, and of the input or output filters together, in seconds.
     hook_timeout_s: ClassVar[float] = DEFAULT_HOOK_TIMEOUT_S
     #: What becomes of a start while an execution is non-terminal: ``"reject"``, ``"queue"`` or ``"interrupt"``.

@@ -71,6 +71,8 @@ class AgentDefinition:
     on_busy: BusyRule = BusyRule.REJECT
     max_queued_requests: int = DEFAULT_MAX_QUEUED
     max_starts_without_progress: int = DEFAULT_MAX_STARTS
+    on_event: Callable[[Any], Any] | None = None
+    on_event_live: bool = False
     #: By id and version of the earlier definition.
     migrations: Mapping[DefinitionKey, DefinitionMigration] = field(default_factory=dict)
 

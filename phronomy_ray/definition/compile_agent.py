@@ -48,6 +48,11 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         policy = policy.__get__(None, cls)
     if policy is not None and not (callable(policy) and takes(policy, 1)):
         raise wrong("tool_approval_policy", policy, "a function of one argument, the request")
+    listener = cls.__dict__.get("on_event", cls.on_event)
+    if isinstance(listener, staticmethod | classmethod):
+        listener = listener.__get__(None, cls)
+    if listener is not None and not (callable(listener) and takes(listener, 1)):
+        raise wrong("on_event", listener, "a function of one argument, the event")
     for field in (
         "max_iterations",
         "max_output_tokens",
@@ -78,7 +83,7 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
         value = getattr(cls, field)
         if not (is_whole(value) and value >= 0):
             raise wrong(field, value, "0 or more")
-    for field in ("cache_instructions", "allow_empty_answer", "deduplicate_tool_calls"):
+    for field in ("cache_instructions", "allow_empty_answer", "deduplicate_tool_calls", "on_event_live"):
         if not isinstance(getattr(cls, field), bool):
             raise wrong(field, getattr(cls, field), "True or False")
     try:
@@ -137,6 +142,8 @@ def compile_agent(cls: type[Agent], own_aliases: frozenset[str]) -> AgentDefinit
             owner, "before_llm_input", inherited(cls, "before_llm_input"), arguments=1
         ),
         hook_timeout_s=cls.hook_timeout_s,
+        on_event=listener,
+        on_event_live=cls.on_event_live,
         on_busy=on_busy,
         max_queued_requests=cls.max_queued_requests,
         max_starts_without_progress=cls.max_starts_without_progress,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
+from phronomy_ray.definition.callables import takes
 from phronomy_ray.definition.filters import callables_of, name_of
 from phronomy_ray.definition.tool_options import is_whole
 from phronomy_ray.errors import ConfigurationError
@@ -31,6 +32,10 @@ class InstanceOptions:
     before_llm_input: Sequence[Any] = ()
     #: In place of the class's ``tool_approval_policy``, which it may call.
     tool_approval_policy: Callable[..., Any] | None = None
+    #: Beside the class's ``on_event``, see `Agent`. It only watches: an execution that was started with it goes on without.
+    on_event: Callable[..., Any] | None = None
+    #: Whether this ``on_event`` hears of live events too.
+    on_event_live: bool = False
 
     def __post_init__(self) -> None:
         for name in ("input_filters", "output_filters", "result_filters"):
@@ -44,12 +49,26 @@ class InstanceOptions:
                 f"InstanceOptions: tool_approval_policy must be callable, not {policy!r}"
             )
 
+        listener: object = self.on_event
+        if listener is not None and not (callable(listener) and takes(listener, 1)):
+            raise ConfigurationError(
+                f"InstanceOptions: on_event must be a function of one argument, the event, not {listener!r}"
+            )
+        if not isinstance(cast("object", self.on_event_live), bool):
+            raise ConfigurationError(
+                f"InstanceOptions: on_event_live must be True or False, not {self.on_event_live!r}"
+            )
+
+    def needed_names(self) -> dict[str, list[str]]:
+        """`names` of what an execution that was started with it cannot go on without."""
+        return {name: items for name, items in self.names().items() if name != "on_event"}
+
     def names(self) -> dict[str, list[str]]:
         """What is set, by name: plain JSON for displays and for comparing with what is asked for."""
         found: dict[str, list[str]] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if value:
+            if value and not isinstance(value, bool):
                 found[item.name] = [
                     name_of(part) for part in (value if isinstance(value, tuple) else (value,))
                 ]

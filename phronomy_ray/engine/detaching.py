@@ -74,6 +74,7 @@ class DetachableAgent(EditableAgent):
             assert found is not None
             if found.execution_revision == execution.row.revision:  # it has not gone on since
                 self._close_down()
+        await self._hear_out()
         return found
 
 

@@ -117,4 +117,5 @@ class EditableAgent(QueueingAgent):
                 self._halt(error)
                 raise
             self._close_down()
-            return was_there
+        await self._hear_out()
+        return was_there

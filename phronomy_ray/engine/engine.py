@@ -10,6 +10,7 @@ from typing import Any, cast
 from phronomy_ray.canonical_json import clean_text, content_hash, dumps, to_json_value
 from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.engine.detaching import DetachableAgent, operation
+from phronomy_ray.engine.event_hub import Place, Reading
 from phronomy_ray.engine.kept_results import revisions_of
 from phronomy_ray.engine.parts import EngineParts
 from phronomy_ray.engine.reading import load_result
@@ -306,7 +307,8 @@ class AgentEngine(DetachableAgent):
 
         Returns the events (none after `timeout_s`, or at once when the execution has ended and all are read) and the
         cursor to come back with. A terminal event is the last; an engine that has stopped and cannot read its store again
-        gives an ``error`` event.
+        gives an ``error`` event. A reader that fell further behind than the buffer reaches is given a ``lost`` event with the
+        number of live ones that are gone, and the durable ones from the store: it misses none of those.
 
         Raises:
             NotFoundError: no such execution of this agent.
@@ -321,53 +323,68 @@ class AgentEngine(DetachableAgent):
             if self._state is None or isinstance(error, NotFoundError):
                 raise
             return [self._error_event(execution_id, after)], ""
-        position = self._position(cursor)
-        if position is None:
-            position = self.hub.position_after_seq(execution_id, after)
-        if position is None:
+        place = self._place(cursor)
+        if place is None:
+            place = self.hub.place_after_seq(execution_id, after)
+        if place is None:
             found = await self.stored_events(execution_id, after)
             if found:
-                known = self.hub.position_after_seq(execution_id, found[-1].seq)
-                # without a position the reader comes back by seq: the store may hold more than one page
+                known = self.hub.place_after_seq(execution_id, found[-1].seq)
+                # without a place the reader comes back by seq: the store may hold more than one page
                 return found, self._cursor(known) if known is not None else ""
-            position = 0
+            place = self.hub.oldest(execution_id)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             changed = self.hub.changed
-            events, position = self.hub.read(execution_id, position)
-            fresh = [event for event in events if not event.durable or event.seq > after]
+            reading = self.hub.read(execution_id, place)
+            if reading.gap_until is not None:
+                return await self._over_the_gap(execution_id, after, place, reading)
+            place = reading.place
+            fresh = [event for event in reading.events if not event.durable or event.seq > after]
             if fresh:
-                return fresh, self._cursor(position)
+                return fresh, self._cursor(place)
             if isinstance(self._halted, OwnershipLostError):
                 raise self._halted  # the new owner has what comes next
             if self._halted is not None:
-                return [self._error_event(execution_id, after)], self._cursor(position)
+                return [self._error_event(execution_id, after)], self._cursor(place)
             if self._sealed:
                 raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
             if not self.runs(execution_id):
                 await self.view(execution_id)  # it ended, or never was
                 read = max(after, self.hub.last_seq(execution_id))
-                return await self.stored_events(execution_id, read), self._cursor(position)
+                return await self.stored_events(execution_id, read), self._cursor(place)
             remaining = deadline - asyncio.get_running_loop().time()
             try:
                 await asyncio.wait_for(changed.wait(), max(0.0, remaining))
             except TimeoutError:
-                return [], self._cursor(position)
+                return [], self._cursor(place)
+
+    async def _over_the_gap(
+        self, execution_id: str, after: int, place: Place, reading: Reading
+    ) -> tuple[list[Event], str]:
+        """What a reader that fell behind is given: what it lost, and from the store what it did not lose."""
+        until = reading.gap_until or 0
+        found = await self.stored_events(execution_id, after) if until > after else []
+        missing = [event for event in found if event.seq <= until]
+        if missing and missing[-1].seq < until:
+            return missing, self._cursor(place)  # there is a next page before the buffer's first event
+        # its seq is the one that the reader has: a reader that stops right behind it has not skipped anything
+        lost = Event(execution_id, after, EventType.LOST, {"events": reading.lost_live}, False)
+        fresh = [event for event in reading.events if not event.durable or event.seq > after]
+        told = [lost] if reading.lost_live > 0 else []
+        return [*told, *missing, *fresh], self._cursor(reading.place)
 
     def _error_event(self, execution_id: str, seq: int) -> Event:
         return Event(execution_id, seq, EventType.ERROR, self._error_payload(), False)
 
-    async def stored_events(self, execution_id: str, after: int) -> list[Event]:
-        """Durable events behind seq `after`, from the store."""
-        rows = await self._store.run(self._store.store.events, execution_id, after=after)
-        return [Event.from_row(row) for row in rows]
+    def _cursor(self, place: Place) -> str:
+        return f"{self.state.root.epoch}:{place.position}:{place.live}"
 
-    def _cursor(self, position: int) -> str:
-        return f"{self.state.root.epoch}:{position}"
-
-    def _position(self, cursor: str | None) -> int | None:
-        epoch, _, position = (cursor or "").partition(":")
-        return int(position) if epoch == str(self.state.root.epoch) and position.isdecimal() else None
+    def _place(self, cursor: str | None) -> Place | None:
+        epoch, *numbers = (cursor or "").split(":")
+        if epoch != str(self.state.root.epoch) or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+            return None
+        return Place(*map(int, numbers))
 
     def status(self) -> dict[str, Any]:
         """What this agent is doing, from memory: plain JSON. Without an epoch it serves nobody (yet, or any more)."""
@@ -391,6 +408,7 @@ class AgentEngine(DetachableAgent):
             "error": self._error_payload()["error"] if self._halted is not None else None,
             "options": self._parts.options.names(),
             "timing": {**asdict(self._timing), "model_s": self._work.model_s},
+            **({"on_event": [item.counts for item in self._listeners]} if self._listeners else {}),
             **self._parts.owner,
         }
 

@@ -2,7 +2,8 @@
 
 Each execution has a buffer of events, durable and live, numbered by a position of this process. A reader that comes
 with a cursor goes on where it was; one without, or with the cursor of a lost process, first reads durable events from
-the store (the engine does that) and then the buffer. A reader that falls too far behind is told how much it lost.
+the store (the engine does that) and then the buffer. A reader that falls too far behind is told how many live events it
+lost; durable ones are read from the store again, so it loses none of those.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import copy
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from phronomy_ray.events import Event, EventType
 from phronomy_ray.frozen import replace
@@ -22,11 +24,32 @@ BUFFERED_EXECUTIONS = 16
 JOIN_CHARS = 2_000
 
 
+class Place(NamedTuple):
+    """How far a reader has come in one execution's events."""
+
+    #: Position of the last event that it has.
+    position: int = 0
+    #: How many live ones there were up to there.
+    live: int = 0
+
+
+class Reading(NamedTuple):
+    """What a reader is given."""
+
+    events: list[Event]
+    #: Where it goes on.
+    place: Place
+    #: Live events between its place and the first of `events` that the buffer holds no more.
+    lost_live: int = 0
+    #: Seq of the last durable event before the first of `events`, when there is a gap before it; ``None`` without a gap.
+    gap_until: int | None = None
+
+
 @dataclass
 class _Buffer:
-    events: deque[tuple[int, Event]] = field(default_factory=lambda: deque(maxlen=BUFFER_EVENTS))
-    #: Position of the next event.
-    next_position: int = 1
+    events: deque[tuple[Place, Event]] = field(default_factory=lambda: deque(maxlen=BUFFER_EVENTS))
+    #: Where the newest event is.
+    last: Place = field(default_factory=Place)
     #: Highest position that a reader has taken.
     read_position: int = 0
 
@@ -56,9 +79,9 @@ class EventHub(WorkerInputRestricted):
             buffer = self._buffers[event.execution_id] = _Buffer()
             self._evict()
         if event.type is EventType.TOKEN and buffer.events:
-            position, last = buffer.events[-1]
+            place, last = buffer.events[-1]
             text = last.payload.get("text", "") if last.type is EventType.TOKEN else None
-            if text is not None and position > buffer.read_position and len(text) < JOIN_CHARS:
+            if text is not None and place.position > buffer.read_position and len(text) < JOIN_CHARS:
                 joined = Event(
                     event.execution_id,
                     event.seq,
@@ -66,10 +89,10 @@ class EventHub(WorkerInputRestricted):
                     {"text": text + event.payload["text"]},
                     False,
                 )
-                buffer.events[-1] = (position, joined)
+                buffer.events[-1] = (place, joined)
                 return
-        buffer.events.append((buffer.next_position, event))
-        buffer.next_position += 1
+        buffer.last = Place(buffer.last.position + 1, buffer.last.live + (not event.durable))
+        buffer.events.append((buffer.last, event))
         self.wake()
 
     def _evict(self) -> None:
@@ -93,19 +116,20 @@ class EventHub(WorkerInputRestricted):
             self._changed = asyncio.Event()
         return self._changed
 
-    def read(self, execution_id: str, after_position: int) -> tuple[list[Event], int]:
-        """Events behind `after_position`, and the position of the last one; their payloads belong to the caller."""
+    def read(self, execution_id: str, after: Place) -> Reading:
+        """Events behind `after`; their payloads belong to the caller."""
         buffer = self._buffers.get(execution_id)
         if buffer is None:
-            return [], after_position
-        found = [(position, event) for position, event in buffer.events if position > after_position]
+            return Reading([], after)
+        found = [(place, event) for place, event in buffer.events if place.position > after.position]
         events = [replace(event, payload=copy.deepcopy(event.payload)) for _, event in found]
-        if found and found[0][0] > after_position + 1:
-            lost = found[0][0] - after_position - 1
-            events.insert(0, Event(execution_id, events[0].seq, EventType.LOST, {"events": lost}, False))
-        position = buffer.next_position - 1
-        buffer.read_position = max(buffer.read_position, position)
-        return events, max(position, after_position)
+        buffer.read_position = max(buffer.read_position, buffer.last.position)
+        going_on = max(buffer.last, after)
+        if not found or found[0][0].position == after.position + 1:
+            return Reading(events, going_on)
+        place, first = found[0]
+        lost_live = place.live - (not first.durable) - after.live
+        return Reading(events, going_on, lost_live, first.seq - first.durable)
 
     def last_seq(self, execution_id: str) -> int:
         """Seq of the last durable event in the buffer, 0 without one."""
@@ -113,14 +137,22 @@ class EventHub(WorkerInputRestricted):
         events = reversed(buffer.events) if buffer is not None else ()
         return next((event.seq for _, event in events if event.durable), 0)
 
-    def position_after_seq(self, execution_id: str, seq: int) -> int | None:
-        """Position of the durable event `seq` in the buffer; ``None`` when the buffer does not reach back to it."""
+    def oldest(self, execution_id: str) -> Place:
+        """The place before the first event that the buffer holds."""
+        buffer = self._buffers.get(execution_id)
+        if buffer is None or not buffer.events:
+            return Place()
+        place, event = buffer.events[0]
+        return Place(place.position - 1, place.live - (not event.durable))
+
+    def place_after_seq(self, execution_id: str, seq: int) -> Place | None:
+        """Where the durable event `seq` is in the buffer; ``None`` when the buffer does not reach back to it."""
         buffer = self._buffers.get(execution_id)
         if buffer is None:
             return None
-        if seq == 0 and buffer.events and buffer.events[0][0] == 1 and buffer.events[0][1].seq <= 1:
-            return 0
-        for position, event in buffer.events:
+        if seq == 0 and buffer.events and buffer.events[0][0].position == 1 and buffer.events[0][1].seq <= 1:
+            return Place()
+        for place, event in buffer.events:
             if event.durable and event.seq == seq:
-                return position
+                return place
         return None

@@ -124,7 +124,7 @@ class QueueingAgent(SingleWriter):
             durable_context,
             stream=stream,
             prepared=prepared,
-            options=self._parts.options.names(),
+            options=self._parts.options.needed_names(),
             on_busy=on_busy,
             queue_limit=self.definition.max_queued_requests,
             from_queue=from_queue,

@@ -17,9 +17,11 @@ from typing import Any
 from phronomy_ray.approvals import RulesAsked, StandingRule
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.definition.agent_definition import AgentDefinition
+from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.engine.activation import OLDER_GROWTH, OLDER_RECORDS, read_older, take_over
 from phronomy_ray.engine.deadlines import Deadlines
 from phronomy_ray.engine.event_hub import EventHub
+from phronomy_ray.engine.event_listener import EventListener
 from phronomy_ray.engine.expiry import ExpiryAlarm
 from phronomy_ray.engine.input_budget import InputBudget
 from phronomy_ray.engine.kept_results import KeptResults
@@ -101,7 +103,7 @@ class SingleWriter(WorkerInputRestricted):
             self._user_code,
             WorkHooks(
                 faults=self._faults,
-                publish=self.hub.publish,
+                publish=self._publish,
                 feed=self._feed,
                 spawn=self._tasks.spawn_guarded,
                 execution=lambda: self._state.execution if self._state is not None else None,
@@ -116,8 +118,29 @@ class SingleWriter(WorkerInputRestricted):
         )
         self._deadlines = Deadlines(lambda id_: self._tasks.spawn_guarded(self._end_in_time(id_, DEADLINE)))
         self._alarm = ExpiryAlarm(parts.clock, lambda: self._tasks.spawn_guarded(self._expire()))
+        self._listeners = self._listeners_of(definition, parts.options)
         self._results = KeptResults()
         self._budget = InputBudget(agent_id, definition, parts.model)
+
+    def _listeners_of(self, definition: AgentDefinition, options: InstanceOptions) -> list[EventListener]:
+        """The ``on_event`` functions of the class and of the instance."""
+        given = ((definition.on_event, definition.on_event_live), (options.on_event, options.on_event_live))
+        return [
+            EventListener(
+                self.agent_id,
+                hook,
+                live=live,
+                timeout_s=definition.hook_timeout_s,
+                stored_events=self.stored_events,
+            )
+            for hook, live in given
+            if hook is not None
+        ]
+
+    async def stored_events(self, execution_id: str, after: int) -> list[Event]:
+        """Durable events behind seq `after`, from the store."""
+        rows = await self._store.run(self._store.store.events, execution_id, after=after)
+        return [Event.from_row(row) for row in rows]
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -291,6 +314,7 @@ class SingleWriter(WorkerInputRestricted):
                     details={"execution_id": state.queue[0].execution_id},
                 )
             self._close_down()
+        await self._hear_out()
 
     def abandon(self) -> None:
         """Release everything at once, also what runs: another owner has taken the agent."""
@@ -303,9 +327,21 @@ class SingleWriter(WorkerInputRestricted):
         self._alarm.cancel()
         self._deadlines.clear()
         self._work.close()
+        for listener in self._listeners:
+            listener.close()
         self.hub.wake()
         self._store.close()
         self._parts.tools.close()
+
+    async def _hear_out(self) -> None:
+        """After the end, outside the lock: let ``on_event`` hear what has happened, within its bound."""
+        for listener in self._listeners:
+            await listener.closed()
+
+    def _publish(self, event: Event) -> None:
+        self.hub.publish(event)
+        for listener in self._listeners:
+            listener.publish(event)
 
     def is_cancelled(self, execution_id: str) -> bool:
         """Whether work of this execution should stop."""
@@ -470,7 +506,7 @@ class SingleWriter(WorkerInputRestricted):
         match effect:
             case Publish():
                 for row in effect.events:
-                    self.hub.publish(Event.from_row(row))
+                    self._publish(Event.from_row(row))
             case Settled():
                 self._work.stopping = None
                 self._deadlines.forget(effect.row.execution_id)
