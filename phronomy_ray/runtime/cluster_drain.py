@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from phronomy_ray.actors.ray_calls import call, find_actor, kill
+from phronomy_ray.actors.ray_calls import call, find_actor, is_gone, kill
 from phronomy_ray.errors import NotFoundError, PhronomyError
 from phronomy_ray.hosting.agent_port import STATUS_TIMEOUT_S
 from phronomy_ray.hosting.assignment import HOST_PREFIX, agent_actor_name
@@ -78,10 +78,9 @@ async def drain_actor(name: str, actor: Any, timeout_s: float) -> Sequence[str]:
     alone = name.removeprefix(_AGENT_PREFIX) if name.startswith(_AGENT_PREFIX) else ""
     try:
         answer = await call(actor, "drain", timeout_s, timeout_s=timeout_s + ANSWER_MARGIN_S)
-    except TimeoutError:
-        return [alone or f"some of {name}"]
-    except RayError:
-        return []  # it has ended
+    except (RayError, TimeoutError) as error:
+        # one that cannot be reached may still work
+        return [] if is_gone(error) else [alone or f"some of {name}"]
     if alone:
         return [] if answer else [alone]
     left: list[str] = answer["left"]
