@@ -38,7 +38,7 @@ def gc(
 
     Without an age only such texts. What runs, waits for a human or is held (`phronomy retentions`) stays. Safe to stop and repeat.
     """
-    from phronomy_ray.runtime.collecting import collect
+    from phronomy_ray.supervision.collecting import collect
 
     session = session_of(context)
     policy = RetentionPolicy(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from phronomy_ray.cli.collecting import parse_age
 from phronomy_ray.cli.decisions import WorkingDirOption
 from phronomy_ray.cli.exit_codes import ExitCode
 from phronomy_ray.cli.lifecycle import AgentArgument
@@ -13,16 +14,33 @@ from phronomy_ray.cli.listings import JsonOption
 from phronomy_ray.cli.output import print_json, print_table, short
 from phronomy_ray.cli.session import Session, session_of
 from phronomy_ray.clock import utc_now
+from phronomy_ray.retention import RetentionPolicy
+from phronomy_ray.supervision.limits import SupervisionLimits
 
 CancelOption = Annotated[
     bool, typer.Option("--cancel", help="End what it was working on instead of going on with it.")
 ]
 
 
-def up(context: typer.Context, working_dir: WorkingDirOption = None, as_json: JsonOption = False) -> None:
-    """Start the supervisor on the cluster: whatever was interrupted goes on, and nobody has to call for it."""
+def up(
+    context: typer.Context,
+    working_dir: WorkingDirOption = None,
+    keep_for: Annotated[
+        str,
+        typer.Option(
+            help="Age at which ended executions, their events and closed agents are deleted every hour: 30d."
+        ),
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Start the supervisor on the cluster: whatever was interrupted goes on, and nobody has to call for it.
+
+    One that runs already keeps what it was started with.
+    """
     session = session_of(context)
-    with session.open_runtime(working_dir=working_dir, supervisor=True) as runtime:
+    age = parse_age(keep_for)
+    limits = SupervisionLimits(retention=RetentionPolicy.keep_for(age) if age is not None else None)
+    with session.open_runtime(working_dir=working_dir, supervisor=limits) as runtime:
         runtime.start_supervisor()
         found = runtime.supervisor_report() or []
     _show(session, found, as_json=as_json)

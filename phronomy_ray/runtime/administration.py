@@ -13,11 +13,11 @@ from phronomy_ray.hosting.shutdown import Shutdown, ShutdownResult
 from phronomy_ray.journal import AgentRoot
 from phronomy_ray.retention import Collected, RetentionPolicy
 from phronomy_ray.runtime.bridge import Bridge, blocking
-from phronomy_ray.runtime.collecting import collect_on_thread
 from phronomy_ray.runtime.homes import Home
 from phronomy_ray.runtime.hosts import HostReport, NodeReport, check_host, move
 from phronomy_ray.runtime.parked import parked_agents
 from phronomy_ray.store.port import Store
+from phronomy_ray.supervision.collecting import collect_on_thread
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from phronomy_ray.errors import ConfigurationError
+from phronomy_ray.retention import RetentionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,18 @@ class SupervisionLimits:
     #: How long another cluster's supervisor may show no sign of life before its agents are taken over, in seconds. Ray needs up to
     #: 20 s to bring back a supervisor whose node was lost.
     foreign_after_s: float = 30.0
+    #: What is deleted now and then for its age; ``None``: nothing.
+    retention: RetentionPolicy | None = None
+    #: How often, in seconds; the first time soon after the supervisor has begun.
+    collect_every_s: float = 3600.0
 
     def __post_init__(self) -> None:
+        policy: object = self.retention
+        if policy is not None and not isinstance(policy, RetentionPolicy):
+            raise ConfigurationError(f"retention must be a RetentionPolicy or None, not {policy!r}")
         for item in fields(self):
+            if item.name == "retention":
+                continue
             value: object = getattr(self, item.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 < float(value) < float("inf"):  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.store.port import Store
+from phronomy_ray.supervision.collecting import CollectionJob
 from phronomy_ray.supervision.crowd import too_many
 from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.supervision.plan import Failure, WakePlan
@@ -81,6 +82,12 @@ class Supervisor(WorkerInputRestricted):
         self._tasks: list[asyncio.Task[None]] = []
         self._beats: list[SupervisorBeat] = []
         self._beaten_at_s = float("-inf")
+        policy = self._limits.retention
+        self._collection = (
+            CollectionJob(store.store, policy, clock, every_s=self._limits.collect_every_s)
+            if policy
+            else None
+        )
 
     @property
     def store(self) -> Store:
@@ -94,6 +101,8 @@ class Supervisor(WorkerInputRestricted):
         if not self._tasks:
             loop = asyncio.get_running_loop()
             self._tasks = [loop.create_task(self._run()), loop.create_task(self._beat_on())]
+            if self._collection is not None:
+                self._tasks.append(loop.create_task(self._collection.run()))
 
     async def close(self) -> None:
         """Look no more; wakes that are under way are given up."""
@@ -295,6 +304,7 @@ class Supervisor(WorkerInputRestricted):
                     "unloaded",
                 )
             },
+            "collection": self._collection.to_wire() if self._collection is not None else None,
             "looked_at": self._looked_at.isoformat() if self._looked_at is not None else None,
             "round_s": round(self._round_s, 4),
             "error": self._error,

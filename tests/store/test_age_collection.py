@@ -14,12 +14,12 @@ from sqlalchemy import Connection
 from phronomy_ray.errors import InvalidInputError, NotFoundError
 from phronomy_ray.journal import ExecutionRow, ExecutionStatus, Lifecycle, Phase
 from phronomy_ray.retention import PARENT_KEY, Collectable, Retention, RetentionPolicy
-from phronomy_ray.runtime.collecting import collect
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.content_codec import ContentCodec
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.locations import parse_location
 from phronomy_ray.store.transactions import Transactions
+from phronomy_ray.supervision.collecting import collect
 from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_samples import START, Owner, owned
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from phronomy_ray import Agent, InProcess, Runtime, SupervisionLimits
+from phronomy_ray import Agent, InProcess, RetentionPolicy, Runtime, SupervisionLimits
 from phronomy_ray.cancellation import CancellationIntent
-from phronomy_ray.clock import utc_now
-from phronomy_ray.errors import AgentParkedError
+from phronomy_ray.clock import SystemClock, utc_now
+from phronomy_ray.errors import AgentParkedError, StoreUnavailableError
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus
+from phronomy_ray.retention import CollectedRows
+from phronomy_ray.store.port import Store
+from phronomy_ray.supervision.collecting import CollectionJob
 
 MODULE = """
 from pathlib import Path
@@ -168,3 +172,47 @@ async def test_a_wish_that_nobody_was_told_of_is_taken_up(tmp_path: Path, patien
         for execution in (working, waiting):
             result = await execution.wait_async(timeout=20)
             assert (result.status, result.terminal_reason) == (ExecutionStatus.CANCELLED, "enough")
+
+
+async def test_what_is_old_is_deleted_now_and_then(tmp_path: Path, patient: type[Agent]) -> None:
+    (tmp_path / "flag").touch()
+    policy = RetentionPolicy(executions=timedelta(0))
+    limits = SupervisionLimits(look_every_s=0.1, retention=policy, collect_every_s=0.2)
+    with runtime(tmp_path, supervisor=limits) as driver:
+        agent = await driver.create_async(patient, "a")
+        ended = await agent.invoke_async("hello")
+
+        async def is_gone() -> bool:
+            return driver.store.find_execution(ended.execution_id) is None
+
+        await until(is_gone)
+
+        async def has_told() -> bool:
+            report = await driver.supervisor_report_async()
+            assert report is not None
+            told = report[0]["collection"]
+            return told["deleted"] is not None and not told["error"]
+
+        await until(has_told)
+        assert (await agent.transcript_async())[0]["kind"] == "input_received", "the journal stays"
+
+
+async def test_a_collection_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    class Away:
+        calls = 0
+
+        def collect_rows(self, *args: Any, **kwargs: Any) -> CollectedRows:
+            self.calls += 1
+            if self.calls == 1:
+                raise StoreUnavailableError("away")
+            return CollectedRows(0, 0)
+
+    store = Away()
+    policy = RetentionPolicy(executions=timedelta(days=1), contents=None)
+    job = CollectionJob(cast("Store", store), policy, SystemClock(), every_s=1.0)
+    assert job.to_wire() == {"begun_at": None, "deleted": None, "error": ""}
+    await job.collect()
+    assert "away" in job.to_wire()["error"]
+    await job.collect()
+    told = job.to_wire()
+    assert (told["error"], told["deleted"]["is_whole"]) == ("", True)

@@ -245,6 +245,11 @@ def test_limits_are_positive_numbers(wrong: object) -> None:
         SupervisionLimits(look_every_s=wrong)  # type: ignore[arg-type]
 
 
+def test_a_retention_is_a_policy() -> None:
+    with pytest.raises(ConfigurationError, match="retention"):
+        SupervisionLimits(retention=30)  # type: ignore[arg-type]
+
+
 AGENTS = 6
 STATES = st.lists(
     st.sampled_from(["serves", "absent", "silent", "moves", "idle"]), min_size=AGENTS, max_size=AGENTS
