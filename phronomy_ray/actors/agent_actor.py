@@ -48,7 +48,7 @@ class AgentActor(AgentService):
             stores=agent_stores(),
             on_left=lambda agent: self._exit_soon(UNLOAD_LINGER_S),
             on_lost=lambda agent: self._exit(),
-            on_loop_work=self._watchdog.wake,
+            on_loop_work=lambda agent_id: self._watchdog.wake(),
         )
         super().__init__(agent_id, wiring, process)
         self._watchdog.start()

@@ -18,6 +18,7 @@ from phronomy_ray.actors.signals import die_at_sigterm
 from phronomy_ray.definition.placement import Packed
 from phronomy_ray.hosting.host import AgentHost
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence
+from phronomy_ray.hosting.memory_watch import MemoryWatch, resident_bytes
 from phronomy_ray.hosting.wiring import NAMESPACE, AgentWiring, NewAgentRequest, StoreConfig
 
 _LOG = logging.getLogger("phronomy_ray.actors")
@@ -36,9 +37,10 @@ class HostActor:
         die_at_sigterm()
         self._name = name
         self._gauges = HostGauges(name)
+        self._memory = MemoryWatch()
         self._watchdog = LoopWatchdog(
             on_offence=self._blocked,
-            on_look=lambda late_s: self._gauges.looked(late_s, self._process.waiters.count, self._host.size),
+            on_look=self._looked,
             on_end=self._die,
             is_busy=lambda: self._host.bodies_on_loop > 0,
         )
@@ -49,7 +51,7 @@ class HostActor:
             stores=host_stores(),
             on_left=lambda agent: self._host.left(agent),
             on_lost=lambda agent: self._host.lost(agent),
-            on_loop_work=self._watchdog.wake,
+            on_loop_work=self._body_begins,
         )
         self._host = AgentHost(name, self._process, max_live_agents=placement.max_live_agents)
         self._wirings: OrderedDict[bytes, AgentWiring] = OrderedDict()
@@ -106,11 +108,13 @@ class HostActor:
         return {**self._host.status(), **self._process.owner}
 
     async def metrics(self) -> dict[str, Any]:
-        """How late the event loop was, and how much lives and waits on it."""
+        """How late the event loop was, how much lives and waits on it, and who was busy while the process grew."""
         return {
             **self._host.status(),
             "pid": os.getpid(),
             "loop_lag": self._watchdog.to_wire(),
+            "resident_bytes": resident_bytes(),
+            "last_growth": self._memory.last.to_wire() if self._memory.last is not None else None,
             "tasks": len(asyncio.all_tasks()),
         }
 
@@ -142,6 +146,23 @@ class HostActor:
         if len(self._wirings) > MAX_WIRINGS:  # agents that live here keep theirs
             self._wirings.popitem(last=False)
         return found
+
+    def _body_begins(self, agent_id: str) -> None:
+        self._memory.began(agent_id)
+        self._watchdog.wake()
+
+    def _looked(self, late_s: float) -> None:
+        self._gauges.looked(late_s, self._process.waiters.count, self._host.size)
+        growth = self._memory.look(resident_bytes())
+        if growth is not None:
+            _LOG.warning(
+                "%s has grown by %d MiB to %d MiB; cooperative tools that ran meanwhile, by agent: %s. One that leaks can be moved to a "
+                "process of its own (phronomy move AGENT dedicated)",
+                self._name,
+                growth.grown_bytes >> 20,
+                growth.resident_bytes >> 20,
+                ", ".join(f"{agent_id} ({count})" for agent_id, count in growth.suspects) or "none",
+            )
 
     def _blocked(self, offence: Offence) -> None:
         agent_id = self._host.agent_of_call(offence.tool_call_id)

@@ -58,7 +58,7 @@ class RayProcess(WorkerInputRestricted):
         stores: ProcessStores,
         on_left: Callable[[AgentLife], None],
         on_lost: Callable[[AgentLife], None],
-        on_loop_work: Callable[[], None],
+        on_loop_work: Callable[[str], None],
     ) -> None:
         """
         Args:
@@ -68,7 +68,7 @@ class RayProcess(WorkerInputRestricted):
             stores: the stores of this process (`agent_stores`, `host_stores`).
             on_left: an agent was unloaded or deleted.
             on_lost: another owner has taken an agent.
-            on_loop_work: tool bodies begin on the event loop.
+            on_loop_work: tool bodies of this agent begin on the event loop.
         """
         self.waiters = Waiters(max_waiters)
         self.owner: Mapping[str, Any] = {
@@ -98,7 +98,7 @@ class RayProcess(WorkerInputRestricted):
         return self._gateway(wiring)
 
     def tools(
-        self, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
+        self, agent_id: str, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
     ) -> ToolExecutor:
         """As `AgentProcess.tools`: cooperative bodies here, all others in pools."""
         namespace = wiring.namespace
@@ -110,7 +110,7 @@ class RayProcess(WorkerInputRestricted):
             self._pools[namespace],
             wiring.pools,
             environment,
-            on_loop_work=self._on_loop_work,
+            on_loop_work=lambda: self._on_loop_work(agent_id),
         )
         executor.prepare(definition.tools.values())
         return executor

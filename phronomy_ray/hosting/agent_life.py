@@ -161,7 +161,7 @@ class AgentLife:
                 engine=self._engine,
             )
             self._children = environment.children
-            self._tools = process.tools(wiring, definition, environment)
+            self._tools = process.tools(self.agent_id, wiring, definition, environment)
             self._engine_made = AgentEngine(
                 self.agent_id,
                 definition,

@@ -47,7 +47,7 @@ class AgentProcess(Protocol):
         ...
 
     def tools(
-        self, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
+        self, agent_id: str, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
     ) -> ToolExecutor:
         """An executor for one agent's tools."""
         ...

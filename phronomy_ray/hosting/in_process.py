@@ -98,7 +98,7 @@ class LocalProcess(WorkerInputRestricted):
         return self._embeddings
 
     def tools(
-        self, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
+        self, agent_id: str, wiring: AgentWiring, definition: AgentDefinition, environment: ToolEnvironment
     ) -> ToolExecutor:
         """As `AgentProcess.tools`."""
         watchdog = self._watchdog

@@ -66,3 +66,18 @@ async def test_wirings_of_drivers_that_have_gone_are_forgotten(
     host._wiring(wiring(2))
     assert host._wiring(wiring(0)) is first, "the one that was used longest ago goes"
     assert len(host._wirings) == 2
+
+
+async def test_a_host_that_grows_names_who_was_busy(
+    host: HostActor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = [2**30, 2**30 + 2**29]
+    monkeypatch.setattr(host_actor, "resident_bytes", lambda: sizes.pop(0))
+    host._looked(0.0)
+    host._body_begins("greedy")
+    host._looked(0.0)
+    assert "host:0 has grown by 512 MiB" in caplog.text
+    assert "greedy (1)" in caplog.text
+    sizes.append(2**31)
+    growth = (await host.metrics())["last_growth"]
+    assert growth["suspects"] == [{"agent_id": "greedy", "bodies": 1}]
