@@ -7,11 +7,17 @@ whatever the others do; the first failure is kept; a repeated shutdown gives the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from phronomy_ray.errors import ConfigurationError, ErrorRecord
+from phronomy_ray.errors import ConfigurationError, ErrorRecord, WaitTimeoutError
+
+T = TypeVar("T")
+
+#: How much longer than the deadline a participant may take to say what still works, in seconds: processes are asked for it. One
+#: that takes longer is given up; the others are not held up by it.
+ANSWER_S = 15.0
 
 
 class Participant(Protocol):
@@ -45,9 +51,14 @@ Hook = Callable[[], Awaitable[None]]
 
 
 class Shutdown:
-    """One shutdown of several participants. Use it on one event loop."""
+    """One shutdown of several participants. Use it on one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        answer_s: how long after the deadline a participant is given up, in seconds.
+    """
+
+    def __init__(self, *, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         self._participants: dict[str, Participant] = {}
         self._hooks: list[Hook] = []
         self._run: asyncio.Task[ShutdownResult] | None = None
@@ -56,6 +67,12 @@ class Shutdown:
     def has_begun(self) -> bool:
         """Whether admission is closed."""
         return self._run is not None
+
+    @property
+    def result(self) -> ShutdownResult | None:
+        """What it came to; ``None`` before its end."""
+        ended = self._run is not None and self._run.done() and not self._run.cancelled()
+        return self._run.result() if self._run is not None and ended else None
 
     def register(self, key: str, participant: Participant) -> None:
         """Have `participant` take part. Raises `ConfigurationError` when the key is taken, or the shutdown has begun."""
@@ -79,23 +96,56 @@ class Shutdown:
     async def _shut_down(self, timeout_s: float) -> ShutdownResult:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        failures: list[ErrorRecord] = []
-        everybody = list(self._participants.values())
-        closed = await asyncio.gather(*(one.begin_draining() for one in everybody), return_exceptions=True)
-        failures += _failures(closed)
 
         def remaining_s() -> float:
             return max(0.0, deadline - loop.time())
 
-        waited = await asyncio.gather(
-            *(one.wait_until_idle(remaining_s) for one in everybody), return_exceptions=True
+        everybody = self._participants.items()
+        closed = await self._ask({key: one.begin_draining for key, one in everybody}, remaining_s)
+        waited = await self._ask(
+            {key: _waiting(one, remaining_s) for key, one in everybody},
+            remaining_s,
         )
-        failures += _failures(waited)
-        left = tuple(name for names in waited if not isinstance(names, BaseException) for name in names)
+        failures = _failures([*closed.values(), *waited.values()])
+        left = tuple(
+            name for names in waited.values() if not isinstance(names, BaseException) for name in names
+        )
         if not failures and not left:
             for hook in self._hooks:
-                failures += _failures(await asyncio.gather(hook(), return_exceptions=True))
+                failures += _failures(await asyncio.gather(_outcome(hook)))
         return ShutdownResult(left, tuple(failures))
+
+    async def _ask(
+        self, questions: Mapping[str, Callable[[], Awaitable[T]]], remaining_s: Callable[[], float]
+    ) -> dict[str, T | BaseException]:
+        """Ask all participants at once; each one's answer, or why there is none."""
+        asked = {key: asyncio.ensure_future(_outcome(question)) for key, question in questions.items()}
+        if asked:
+            _, late = await asyncio.wait(asked.values(), timeout=remaining_s() + self._answer_s)
+            for task in late:
+                task.cancel()  # not waited for: it has not kept its time either
+        return {
+            key: task.result() if task.done() and not task.cancelled() else _no_answer(key)
+            for key, task in asked.items()
+        }
+
+
+def _waiting(one: Participant, remaining_s: Callable[[], float]) -> Callable[[], Awaitable[Sequence[str]]]:
+    return lambda: one.wait_until_idle(remaining_s)
+
+
+async def _outcome(question: Callable[[], Awaitable[T]]) -> T | BaseException:
+    """The answer, or what was raised instead of it, be it the cancellation of something inside; never raises but for the loop's end."""
+    try:
+        return await question()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - told in the result
+        return error
+
+
+def _no_answer(key: str) -> BaseException:
+    return WaitTimeoutError(f"{key!r} did not answer in time", details={"participant": key})
 
 
 def _failures(answers: Sequence[object]) -> list[ErrorRecord]:

@@ -46,7 +46,10 @@ class Administration(WorkerInputRestricted):
 
         Returns what still worked at the end of the time, and what went wrong.
         """
-        return await self._shutdown.run(drain)
+        if (known := self._shutdown.result) is not None:
+            return known
+        # on the runtime's own loop: the caller's may end before, and another thread may ask as well
+        return await asyncio.wrap_future(self._bridge.submit(self._shutdown.run(drain)))
 
     shutdown = blocking(shutdown_async)
 

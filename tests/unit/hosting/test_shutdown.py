@@ -86,3 +86,149 @@ async def test_nobody_joins_late_or_twice() -> None:
     assert (await shutdown.run(1)).is_clean
     with pytest.raises(ConfigurationError, match="begun"):
         shutdown.register("two", Worker("two", []))
+
+
+async def test_all_share_one_deadline_which_begins_with_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    seen: list[tuple[str, float]] = []
+
+    class Slow(Worker):
+        def __init__(self, name: str, takes_s: float) -> None:
+            super().__init__(name, [])
+            self.takes_s = takes_s
+
+        async def begin_draining(self) -> None:
+            nonlocal now
+            now += self.takes_s
+
+        async def wait_until_idle(self, remaining_s: Callable[[], float]) -> Sequence[str]:
+            nonlocal now
+            seen.append((self.name, remaining_s()))
+            now += self.takes_s
+            return ()
+
+    shutdown = Shutdown()
+    for name, takes_s in (("one", 1.0), ("two", 2.0), ("three", 4.0)):
+        shutdown.register(name, Slow(name, takes_s))
+    assert (await shutdown.run(10)).is_clean
+    assert seen == [("one", 3.0), ("two", 2.0), ("three", 0.0)], "what closing took is gone for all of them"
+
+
+async def test_the_first_failure_is_kept_first_and_whatever_fails_stops_nobody_else() -> None:
+    log: list[str] = []
+
+    class Cancelled(Worker):
+        async def begin_draining(self) -> None:
+            self.log.append(f"{self.name} closes")
+            raise asyncio.CancelledError
+
+    shutdown = Shutdown()
+    shutdown.register("one", Cancelled("one", log))
+    shutdown.register("two", Worker("two", log, fails="waiting"))
+    shutdown.register("three", Worker("three", log, fails="closing"))
+    result = await shutdown.run(5)
+    assert [name.split()[0] for name in log] == ["one", "two", "three"] * 2
+    assert [failure.type for failure in result.failures] == [
+        "asyncio.exceptions.CancelledError",
+        "RuntimeError",
+        "RuntimeError",
+    ]
+    assert [failure.message for failure in result.failures[1:]] == ["three cannot close", "two cannot wait"]
+    assert await shutdown.run(5) is result
+    assert shutdown.result is result
+
+
+async def test_later_hooks_run_whatever_earlier_ones_do() -> None:
+    log: list[str] = []
+    shutdown = Shutdown()
+
+    def hook(name: str, error: BaseException | None = None) -> Callable[[], object]:
+        async def run() -> None:
+            log.append(name)
+            if error is not None:
+                raise error
+
+        return run
+
+    def no_coroutine() -> None:
+        log.append("plain")
+
+    for one in (
+        hook("a", asyncio.CancelledError()),
+        hook("b", ValueError("b failed")),
+        no_coroutine,
+        hook("d"),
+    ):
+        shutdown.add_hook(one)  # type: ignore[arg-type]
+    result = await shutdown.run(5)
+    assert log == ["a", "b", "plain", "d"]
+    assert [failure.type.rsplit(".", 1)[-1] for failure in result.failures] == [
+        "CancelledError",
+        "ValueError",
+        "TypeError",
+    ]
+    assert await shutdown.run(5) is result
+    assert log == ["a", "b", "plain", "d"], "none of them runs twice"
+
+
+@pytest.mark.parametrize("when", ["closing", "waiting"])
+async def test_a_participant_that_never_answers_is_given_up_and_holds_up_nobody(when: str) -> None:
+    log: list[str] = []
+    released = asyncio.Event()
+
+    class Stuck(Worker):
+        async def begin_draining(self) -> None:
+            await self._hang("closing")
+
+        async def wait_until_idle(self, remaining_s: Callable[[], float]) -> Sequence[str]:
+            await self._hang("waiting")
+            return ()
+
+        async def _hang(self, now: str) -> None:
+            while when == now and not released.is_set():
+                try:
+                    await released.wait()
+                except asyncio.CancelledError:
+                    log.append("cancelled, and does not care")
+
+    shutdown = Shutdown(answer_s=0.02)
+    shutdown.register("stuck", Stuck("stuck", []))
+    shutdown.register("two", Worker("two", log))
+
+    async def hook() -> None:
+        log.append("hook")
+
+    shutdown.add_hook(hook)
+    try:
+        async with asyncio.timeout(10):
+            first, again = await asyncio.gather(shutdown.run(0.02), shutdown.run(60))
+    finally:
+        released.set()
+    assert first is again
+    assert [failure.details for failure in first.failures] == [{"participant": "stuck"}]
+    assert first.failures[0].code == "wait_timeout"
+    assert [line for line in log if line.startswith("two")] == ["two closes", "two waits"]
+    assert "hook" not in log
+
+
+async def test_a_caller_that_gives_up_changes_nothing_for_the_others() -> None:
+    gate = asyncio.Event()
+
+    class Waiting(Worker):
+        async def wait_until_idle(self, remaining_s: Callable[[], float]) -> Sequence[str]:
+            await gate.wait()
+            return ()
+
+    shutdown = Shutdown()
+    shutdown.register("one", Waiting("one", []))
+    impatient = asyncio.ensure_future(shutdown.run(5))
+    patient = asyncio.ensure_future(shutdown.run(5))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.sleep(0)
+    assert shutdown.result is None
+    gate.set()
+    assert (await patient).is_clean
+    assert impatient.cancelled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -214,6 +215,24 @@ def test_a_shutdown_says_what_has_not_ended_in_time(home: InThisProcess, new_id:
     assert result.left == (f"agent {agent.agent_id}",)
     assert not result.is_clean
     effects.open_gate(gate)
+
+
+def test_a_shutdown_is_one_from_every_thread_and_loop(home: InThisProcess, new_id: Names) -> None:
+    agent = home.runtime.create(Puppet, new_id("slow"))
+    gate = new_id("gate")
+    agent.start(turn([("linger", {"gate": gate})]))
+    effects.until_recorded(agent.agent_id, "linger")
+
+    async def give_up() -> None:
+        await asyncio.wait_for(home.runtime.shutdown_async(drain=PATIENCE_S), 0.05)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())  # its loop ends, the shutdown does not
+    blocked = in_background(lambda: home.runtime.shutdown(drain=0))
+    other_loop = in_background(lambda: asyncio.run(home.runtime.shutdown_async(drain=0)))
+    effects.open_gate(gate)
+    assert blocked.result(PATIENCE_S) is other_loop.result(PATIENCE_S)
+    assert blocked.result().is_clean
 
 
 def test_a_class_that_wants_hosts_lives_in_process_all_the_same(home: InThisProcess, new_id: Names) -> None:
