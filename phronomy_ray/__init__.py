@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ToolCompletion,
         tool,
     )
+    from phronomy_ray.delivery.signing import verify_webhook
     from phronomy_ray.detachment import ApprovalWait
     from phronomy_ray.errors import PhronomyError
     from phronomy_ray.events import Event, EventType
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from phronomy_ray.runtime.runtime import Runtime
     from phronomy_ray.runtime.scope import Scope
     from phronomy_ray.runtime.traces import ToolTrace
+    from phronomy_ray.subscriptions import Callback, DeliveredEvent, Webhook
     from phronomy_ray.supervision.limits import SupervisionLimits
     from phronomy_ray.tool_calls import ToolContext, ToolOrigin
 
@@ -64,11 +66,13 @@ _HOMES = {
     "ApprovalVerdict": "approvals",
     "ApprovalWait": "detachment",
     "AssemblySources": "assembly.sources",
+    "Callback": "subscriptions",
     "CancellationToken": "cancel_tokens",
     "CapabilityRegistry": "assembly.capabilities",
     "Deadline": "cancel_tokens",
     "Dedicated": "definition.placement",
     "DefinitionMigration": "definition.migrations",
+    "DeliveredEvent": "subscriptions",
     "Event": "events",
     "EventType": "events",
     "ExecutionHandle": "runtime.execution_handle",
@@ -108,8 +112,10 @@ _HOMES = {
     "ToolTrace": "runtime.traces",
     "UnresolvedCall": "results",
     "Usage": "messages",
+    "Webhook": "subscriptions",
     "block": "definition.filters",
     "tool": "definition.tool",
+    "verify_webhook": "delivery.signing",
 }
 
 __all__ = [
@@ -121,11 +127,13 @@ __all__ = [
     "ApprovalVerdict",
     "ApprovalWait",
     "AssemblySources",
+    "Callback",
     "CancellationToken",
     "CapabilityRegistry",
     "Deadline",
     "Dedicated",
     "DefinitionMigration",
+    "DeliveredEvent",
     "Event",
     "EventType",
     "ExecutionHandle",
@@ -165,8 +173,10 @@ __all__ = [
     "ToolTrace",
     "UnresolvedCall",
     "Usage",
+    "Webhook",
     "block",
     "tool",
+    "verify_webhook",
 ]
 
 

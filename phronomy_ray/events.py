@@ -55,6 +55,18 @@ class EventType(StrEnum):
 TERMINAL_EVENTS = frozenset(
     {EventType.COMPLETED, EventType.FAILED, EventType.CANCELLED, EventType.REJECTED, EventType.BLOCKED}
 )
+#: Types of events that are never stored.
+LIVE_EVENTS = frozenset(
+    {
+        EventType.TOKEN,
+        EventType.STREAM_RESET,
+        EventType.TOOL_STARTED,
+        EventType.TOOL_PROGRESS,
+        EventType.TOOL_LATE,
+        EventType.LOST,
+        EventType.ERROR,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from phronomy_ray.errors import NotFoundError, PhronomyError
 from phronomy_ray.hosting.wiring import AgentWiring
 from phronomy_ray.store.port import Store
 from phronomy_ray.supervision.limits import SupervisionLimits
-from phronomy_ray.supervision.supervisor import Supervisor
+from phronomy_ray.supervision.supervisor import Supervisor, deliverer_for
 
 _LOG = logging.getLogger("phronomy_ray.actors")
 #: Name of the actor.
@@ -114,8 +114,14 @@ class SupervisorActor:
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
+        client = StoreClient(shared)
         made = Supervisor(
-            StoreClient(shared), population, clock=SystemClock(), limits=self._limits, info=info
+            client,
+            population,
+            clock=SystemClock(),
+            limits=self._limits,
+            info=info,
+            deliverer=deliverer_for(client, self._limits, info),
         )
         self._supervisors[identity] = made
         made.start()

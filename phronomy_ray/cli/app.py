@@ -28,6 +28,7 @@ from phronomy_ray.cli.exit_codes import ExitCode, exit_code_for
 from phronomy_ray.cli.retentions import retentions_app
 from phronomy_ray.cli.rules import rules_app
 from phronomy_ray.cli.session import Session
+from phronomy_ray.cli.subscriptions import subscriptions_app
 from phronomy_ray.errors import PhronomyError, safe_message
 
 _GLOBAL_VALUES = ("--address", "--namespace", "--store")
@@ -169,5 +170,6 @@ app.command()(doctor.doctor)
 app.add_typer(db_app, name="db")
 app.add_typer(retentions_app, name="retentions")
 app.add_typer(rules_app, name="rules")
+app.add_typer(subscriptions_app, name="subscriptions")
 
 __all__ = ["app", "hoist_global_options"]

@@ -21,7 +21,7 @@ from phronomy_ray.runtime.hosts import HostReport, NodeReport
 from phronomy_ray.store.port import Store
 from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.supervision.local_population import LocalPopulation
-from phronomy_ray.supervision.supervisor import Supervisor
+from phronomy_ray.supervision.supervisor import Supervisor, deliverer_for
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 #: How long a driver that leaves waits for agents in its process to leave, in seconds; those that work go on from the store.
@@ -125,8 +125,14 @@ class LocalHome(WorkerInputRestricted):
         owner = self._process.owner
         population = LocalPopulation(self._process.host, owner["cluster"], like, store.store)
         info = {"namespace": "", **{name: owner[name] for name in ("node", "pid", "host")}}
+        client = StoreClient(store)
         self._supervisor = Supervisor(
-            StoreClient(store), population, clock=SystemClock(), limits=limits, info=info
+            client,
+            population,
+            clock=SystemClock(),
+            limits=limits,
+            info=info,
+            deliverer=deliverer_for(client, limits, info),
         )
         self._supervisor.start()
 

@@ -42,6 +42,7 @@ from phronomy_ray.runtime.reserved_runs import ReservedRuns
 from phronomy_ray.runtime.retentions import Retentions
 from phronomy_ray.runtime.rules import StandingRules
 from phronomy_ray.runtime.scope import Scope
+from phronomy_ray.runtime.subscriptions import Subscriptions
 from phronomy_ray.runtime.supervision import Supervision
 from phronomy_ray.runtime.traces import DEFAULT_LIMIT, ToolTrace, read_traces
 from phronomy_ray.store.port import Store
@@ -129,6 +130,10 @@ class Runtime(ReservedRuns):
         self.rules = StandingRules(lambda: self.store, lambda: self._bridge)
         #: Holds on what is stored.
         self.retentions = Retentions(lambda: self.store, lambda: self._bridge)
+        #: Who is told of events, for certain.
+        self.subscriptions = Subscriptions(
+            lambda: self.store, lambda: self._bridge, on_add=self._supervision.begin
+        )
 
     def __enter__(self) -> Runtime:
         return self

@@ -65,7 +65,9 @@ class Supervision(WorkerInputRestricted):
 
     def _has_open_work(self) -> bool:
         now = utc_now()
-        return any(self._store.open_work(kind, now=now, limit=1) for kind in WorkKind)
+        return bool(self._store.subscription_leases()) or any(
+            self._store.open_work(kind, now=now, limit=1) for kind in WorkKind
+        )
 
 
 def _has_failed(future: Future[None]) -> bool:

@@ -26,11 +26,12 @@ from phronomy_ray.journal import (
     ToolCallRow,
 )
 from phronomy_ray.retention import Collectable, CollectedContents, CollectedRows, Retention
+from phronomy_ray.store.delivery_port import DeliveryStore
 from phronomy_ray.store.supervision_port import SupervisionStore
 from phronomy_ray.whereabouts import Whereabouts
 
 
-class Store(SupervisionStore, Protocol):
+class Store(SupervisionStore, DeliveryStore, Protocol):
     """One database of agents."""
 
     @property
@@ -227,8 +228,8 @@ class Store(SupervisionStore, Protocol):
         """One step of deleting what ended, or was last used, until `before`; safe while agents work.
 
         Looks at `limit` executions (or agents) behind `after`. Left alone is what a non-terminal execution needs (its own, and that of a
-        child agent whose parent's execution goes on), what waits for a human, what is held, and what its owner is writing just now:
-        a later step finds it.
+        child agent whose parent's execution goes on), what waits for a human, what is held, what is still to be delivered to a subscription,
+        and what its owner is writing just now: a later step finds it.
         """
         ...
 

@@ -22,13 +22,16 @@ from phronomy_ray.store.sql_purge import delete_agent
 from phronomy_ray.store.tables import (
     IS_OPEN,
     IS_PENDING,
+    IS_WAITING,
     agents,
     approvals,
     cancellations,
+    deliveries,
     events,
     executions,
     queued_requests,
     retentions,
+    subscriptions,
 )
 
 
@@ -103,6 +106,11 @@ def _is_over(moment: str) -> ColumnElement[bool]:
         executions.c.ended_at <= moment,
         ~exists().where(approvals.c.execution_id == executions.c.execution_id, IS_PENDING),
         ~exists().where(
+            deliveries.c.execution_id == executions.c.execution_id,
+            IS_WAITING,
+            subscriptions.c.subscription_id == deliveries.c.subscription_id,
+        ),
+        ~exists().where(
             retentions.c.agent_id == executions.c.agent_id,
             or_(retentions.c.execution_id == "", retentions.c.execution_id == executions.c.execution_id),
         ),
@@ -116,6 +124,11 @@ def _is_closed(moment: str) -> ColumnElement[bool]:
         agents.c.updated_at <= moment,
         ~exists().where(executions.c.agent_id == agents.c.agent_id, IS_OPEN),
         ~exists().where(queued_requests.c.agent_id == agents.c.agent_id),
+        ~exists().where(
+            subscriptions.c.subscription_id == deliveries.c.subscription_id,
+            deliveries.c.agent_id == agents.c.agent_id,
+            IS_WAITING,
+        ),
         ~exists().where(retentions.c.agent_id == agents.c.agent_id),
     )
 

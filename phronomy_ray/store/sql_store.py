@@ -34,7 +34,7 @@ from phronomy_ray.journal import (
     QueuedRequest,
     ToolCallRow,
 )
-from phronomy_ray.store import approval_rows, rows, statements
+from phronomy_ray.store import approval_rows, delivery_statements, rows, statements
 from phronomy_ray.store.batches import end_batches, run_batch
 from phronomy_ray.store.codec import RowDecoder, RowEncoder, encode_time, plain_json, plain_text
 from phronomy_ray.store.commit_writer import PreparedCommit
@@ -44,11 +44,13 @@ from phronomy_ray.store.hydration import read_bodies, read_hydration
 from phronomy_ray.store.sql_cancellations import SqlCancellations
 from phronomy_ray.store.sql_collection import SqlCollection
 from phronomy_ray.store.sql_contents import SqlContents
+from phronomy_ray.store.sql_deliveries import SqlDeliveries, to_delivery
 from phronomy_ray.store.sql_placements import SqlPlacements
 from phronomy_ray.store.sql_purge import SqlPurge
 from phronomy_ray.store.sql_retentions import SqlRetentions
 from phronomy_ray.store.sql_rules import SqlRules
 from phronomy_ray.store.sql_supervision import SqlSupervision
+from phronomy_ray.subscriptions import Delivery
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 T = TypeVar("T")
@@ -63,6 +65,7 @@ class SqlStore(
     SqlCancellations,
     SqlSupervision,
     SqlPlacements,
+    SqlDeliveries,
     WorkerInputRestricted,
 ):
     """One SQL database of agents (see `store.port.Store` for the contract of each method).
@@ -363,6 +366,25 @@ class SqlStore(
         """As `Store.events`."""
         parameters = {"the_execution_id": execution_id, "after": after, "row_limit": _limit(limit)}
         return self._select(statements.EVENTS, parameters, rows.to_event, rows.EVENT_REFS)
+
+    def deliveries_of(self, subscription_id: str, agent_id: str, *, limit: int = 50) -> list[Delivery]:
+        """As `DeliveryStore.deliveries_of`."""
+        parameters = {
+            "the_subscription_id": subscription_id,
+            "the_agent_id": agent_id,
+            "row_limit": _limit(limit),
+        }
+        return self._select(delivery_statements.DELIVERIES_OF, parameters, to_delivery, rows.EVENT_REFS)
+
+    def dead_letters(
+        self, *, subscription_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[Delivery]:
+        """As `DeliveryStore.dead_letters`."""
+        query = delivery_statements.dead_letters(of_subscription=subscription_id is not None)
+        parameters: dict[str, Any] = {"after": after, "row_limit": _limit(limit)}
+        if subscription_id is not None:
+            parameters["the_subscription_id"] = subscription_id
+        return self._select(query, parameters, to_delivery, rows.EVENT_REFS)
 
     # --- inside --------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -406,6 +407,63 @@ events = Table(
     PrimaryKeyConstraint("execution_id", "seq", name="pk_events"),
 )
 
+#: Who is told of events.
+subscriptions = Table(
+    "subscriptions",
+    metadata,
+    Column("subscription_id", _key(), primary_key=True),
+    Column("target", Text, nullable=False),
+    # "*", or ",completed,failed,": read by the trigger on `events`
+    Column("types", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("beats", BigInteger, nullable=False),
+    Column("created_at", Text, nullable=False),
+)
+
+#: Events that are still to be delivered, or were given up. Rows are made by the trigger ``events_to_deliver`` of migration 0011, in the
+#: transaction of the event; a migration that rebuilds `events` has to make it again. No reference to `subscriptions`: a commit must
+#: not fail because one is removed in the same moment.
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("delivery_id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("subscription_id", _key(), nullable=False),
+    Column("agent_id", _key(), nullable=False),
+    Column("execution_id", _key(), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("since", _key(), nullable=False),
+    Column("next_at", _key()),
+    Column("error", Text),
+    Column("dead_at", Text),
+    ForeignKeyConstraint(
+        ["execution_id", "seq"],
+        ["events.execution_id", "events.seq"],
+        name="fk_deliveries_event",
+        ondelete="CASCADE",
+    ),
+    sqlite_autoincrement=True,
+)
+IS_WAITING = deliveries.c.dead_at.is_(None)
+IS_DEAD = deliveries.c.dead_at.is_not(None)
+Index(
+    "ix_deliveries_waiting",
+    deliveries.c.subscription_id,
+    deliveries.c.agent_id,
+    deliveries.c.delivery_id,
+    sqlite_where=IS_WAITING,
+    postgresql_where=IS_WAITING,
+)
+Index(
+    "ix_deliveries_dead",
+    deliveries.c.subscription_id,
+    deliveries.c.delivery_id,
+    sqlite_where=IS_DEAD,
+    postgresql_where=IS_DEAD,
+)
+Index("ix_deliveries_execution_id_seq", deliveries.c.execution_id, deliveries.c.seq)
+
 #: One row for each cluster (and namespace) whose supervisor looks after agents of this store.
 supervisors = Table(
     "supervisors",
@@ -442,12 +500,14 @@ vector_documents = Table(
 )
 
 __all__ = [
+    "IS_DEAD",
     "IS_EXPIRING",
     "IS_IN_FORCE",
     "IS_OPEN",
     "IS_PARKED",
     "IS_PENDING",
     "IS_RUNNING",
+    "IS_WAITING",
     "OPEN_STATUSES",
     "RUNNING_STATUSES",
     "VERSION_TABLE",
@@ -456,6 +516,7 @@ __all__ = [
     "cancellations",
     "condemned_contents",
     "contents",
+    "deliveries",
     "events",
     "executions",
     "is_about_knowledge",
@@ -467,6 +528,7 @@ __all__ = [
     "retentions",
     "standing_rules",
     "store_meta",
+    "subscriptions",
     "supervisors",
     "tool_calls",
     "vector_collections",

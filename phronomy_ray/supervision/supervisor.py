@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from phronomy_ray.clock import Clock
+from phronomy_ray.clock import Clock, SystemClock
+from phronomy_ray.delivery.deliverer import Deliverer
+from phronomy_ray.delivery.limits import DeliveryLimits
 from phronomy_ray.engine.store_client import StoreClient
 from phronomy_ray.errors import (
     AgentParkedError,
@@ -55,6 +57,7 @@ class Supervisor(WorkerInputRestricted):
         limits: SupervisionLimits | None = None,
         info: Mapping[str, Any] | None = None,
         time: Callable[[], float] | None = None,
+        deliverer: Deliverer | None = None,
     ) -> None:
         """
         Args:
@@ -64,6 +67,7 @@ class Supervisor(WorkerInputRestricted):
             limits: how fast, how patient.
             info: who this is, for people.
             time: seconds that only grow; the loop's by default.
+            deliverer: who delivers events while this supervisor works.
         """
         self._store = store
         self._population = population
@@ -71,6 +75,7 @@ class Supervisor(WorkerInputRestricted):
         self._limits = limits or SupervisionLimits()
         self._info = dict(info or {})
         self._time = time or asyncio.get_running_loop().time
+        self._deliverer = deliverer
         self._plan = WakePlan(population.cluster, self._limits)
         self._wakes: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -103,6 +108,8 @@ class Supervisor(WorkerInputRestricted):
             self._tasks = [loop.create_task(self._run()), loop.create_task(self._beat_on())]
             if self._collection is not None:
                 self._tasks.append(loop.create_task(self._collection.run()))
+            if self._deliverer is not None:
+                self._deliverer.start()
 
     async def close(self) -> None:
         """Look no more; wakes that are under way are given up."""
@@ -111,6 +118,8 @@ class Supervisor(WorkerInputRestricted):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
+        if self._deliverer is not None:
+            await self._deliverer.close()
 
     async def say_goodbye(self) -> None:
         """After `close`, when nothing lives here any more: others need not wait for a next beat to take its agents over."""
@@ -305,10 +314,21 @@ class Supervisor(WorkerInputRestricted):
                 )
             },
             "collection": self._collection.to_wire() if self._collection is not None else None,
+            "deliveries": self._deliverer.report() if self._deliverer is not None else [],
             "looked_at": self._looked_at.isoformat() if self._looked_at is not None else None,
             "round_s": round(self._round_s, 4),
             "error": self._error,
         }
+
+
+def deliverer_for(store: StoreClient, limits: SupervisionLimits, info: Mapping[str, Any]) -> Deliverer:
+    """A deliverer as patient as the supervisor that it works beside."""
+    return Deliverer(
+        store,
+        clock=SystemClock(),
+        name=f"{info['host']}:{info['pid']}",
+        limits=DeliveryLimits(limits.deliver_every_s, limits.foreign_after_s),
+    )
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -318,4 +338,4 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(code, safe_message(error), is_blocked=blocked)
 
 
-__all__ = ["Supervisor", "failure_of"]
+__all__ = ["Supervisor", "deliverer_for", "failure_of"]

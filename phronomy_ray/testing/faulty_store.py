@@ -32,6 +32,13 @@ from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.parking import ParkReason
 from phronomy_ray.retention import Collectable, CollectedContents, CollectedRows, Retention
 from phronomy_ray.store.port import Store
+from phronomy_ray.subscriptions import (
+    Delivery,
+    DeliveryError,
+    Subscription,
+    SubscriptionLease,
+    SubscriptionState,
+)
 from phronomy_ray.whereabouts import Whereabouts
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
@@ -398,6 +405,103 @@ class FaultyStore(WorkerInputRestricted):
     ) -> list[OpenWork]:
         """As `Store.open_work`."""
         return self._run("open_work", lambda: self.inner.open_work(kind, now=now, after=after, limit=limit))
+
+    def add_subscription(self, subscription: Subscription) -> Subscription:
+        """As `Store.add_subscription`."""
+        return self._run("add_subscription", lambda: self.inner.add_subscription(subscription))
+
+    def remove_subscription(self, subscription_id: str) -> bool:
+        """As `Store.remove_subscription`."""
+        return self._run("remove_subscription", lambda: self.inner.remove_subscription(subscription_id))
+
+    def subscriptions(self) -> list[SubscriptionState]:
+        """As `Store.subscriptions`."""
+        return self._run("subscriptions", lambda: self.inner.subscriptions())
+
+    def subscription_leases(self) -> list[SubscriptionLease]:
+        """As `Store.subscription_leases`."""
+        return self._run("subscription_leases", lambda: self.inner.subscription_leases())
+
+    def take_subscription(self, subscription_id: str, *, holder: str, epoch: int, beats: int) -> int | None:
+        """As `Store.take_subscription`."""
+        return self._run(
+            "take_subscription",
+            lambda: self.inner.take_subscription(subscription_id, holder=holder, epoch=epoch, beats=beats),
+        )
+
+    def beat_subscription(self, subscription_id: str, *, epoch: int) -> bool:
+        """As `Store.beat_subscription`."""
+        return self._run(
+            "beat_subscription", lambda: self.inner.beat_subscription(subscription_id, epoch=epoch)
+        )
+
+    def free_subscription(self, subscription_id: str, *, epoch: int) -> bool:
+        """As `Store.free_subscription`."""
+        return self._run(
+            "free_subscription", lambda: self.inner.free_subscription(subscription_id, epoch=epoch)
+        )
+
+    def due_agents(
+        self, subscription_id: str, *, now: datetime, after: str = "", limit: int = 100
+    ) -> list[str]:
+        """As `Store.due_agents`."""
+        return self._run(
+            "due_agents",
+            lambda: self.inner.due_agents(subscription_id, now=now, after=after, limit=limit),
+        )
+
+    def deliveries_of(self, subscription_id: str, agent_id: str, *, limit: int = 50) -> list[Delivery]:
+        """As `Store.deliveries_of`."""
+        return self._run(
+            "deliveries_of", lambda: self.inner.deliveries_of(subscription_id, agent_id, limit=limit)
+        )
+
+    def delivery_done(self, delivery: Delivery, *, epoch: int) -> bool:
+        """As `Store.delivery_done`."""
+        return self._run("delivery_done", lambda: self.inner.delivery_done(delivery, epoch=epoch))
+
+    def delivery_failed(
+        self,
+        delivery: Delivery,
+        *,
+        epoch: int,
+        error: DeliveryError,
+        next_at: datetime | None,
+        dead_at: datetime | None = None,
+    ) -> bool:
+        """As `Store.delivery_failed`."""
+        return self._run(
+            "delivery_failed",
+            lambda: self.inner.delivery_failed(
+                delivery, epoch=epoch, error=error, next_at=next_at, dead_at=dead_at
+            ),
+        )
+
+    def dead_letters(
+        self, *, subscription_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[Delivery]:
+        """As `Store.dead_letters`."""
+        return self._run(
+            "dead_letters",
+            lambda: self.inner.dead_letters(subscription_id=subscription_id, after=after, limit=limit),
+        )
+
+    def redeliver(
+        self,
+        *,
+        now: datetime,
+        subscription_id: str | None = None,
+        delivery_ids: Collection[int] | None = None,
+    ) -> int:
+        """As `Store.redeliver`."""
+        return self._run(
+            "redeliver",
+            lambda: self.inner.redeliver(now=now, subscription_id=subscription_id, delivery_ids=delivery_ids),
+        )
+
+    def forget_strays(self) -> int:
+        """As `Store.forget_strays`."""
+        return self._run("forget_strays", lambda: self.inner.forget_strays())
 
     def park_agent(self, agent_id: str, *, epoch: int, reason: ParkReason) -> bool:
         """As `Store.park_agent`."""

@@ -4,7 +4,7 @@ Subclass each class of `ALL` in a test module and provide a fixture ``store_fact
 on the database of the running test, which is empty but for its schema. Handles must be independent (own connections).
 This module has who may write; `store_commits_conformance` has what a commit changes and when it is refused, `store_groups_conformance` commits that are executed
 together, `store_hydration_conformance` what a new owner reads, `store_purge_conformance` how an agent ends,
-`store_placement_conformance` where it lives, `store_queue_conformance` what waits for its turn, `store_supervision_conformance` what a supervisor asks,
+`store_delivery_conformance` which events are to be delivered, `store_placement_conformance` where it lives, `store_queue_conformance` what waits for its turn, `store_supervision_conformance` what a supervisor asks,
 `store_values_conformance` what comes back, and in which order.
 """
 
@@ -20,6 +20,7 @@ from phronomy_ray.testing import store_samples as samples
 from phronomy_ray.testing.store_cancellation_conformance import CancellationConformance
 from phronomy_ray.testing.store_commits_conformance import CommitConformance, ExecutionConformance
 from phronomy_ray.testing.store_contents_conformance import ContentCollectionConformance
+from phronomy_ray.testing.store_delivery_conformance import DeliveryConformance
 from phronomy_ray.testing.store_groups_conformance import GroupConformance
 from phronomy_ray.testing.store_hydration_conformance import HydrationConformance
 from phronomy_ray.testing.store_placement_conformance import PlacementConformance
@@ -231,6 +232,7 @@ ALL = (
     ExecutionConformance,
     SettleConformance,
     GroupConformance,
+    DeliveryConformance,
     HydrationConformance,
     PlacementConformance,
     PurgeConformance,

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 pytest.register_assert_rewrite(
     "phronomy_ray.testing.store_commits_conformance",
     "phronomy_ray.testing.store_conformance",
+    "phronomy_ray.testing.store_delivery_conformance",
     "phronomy_ray.testing.store_groups_conformance",
     "phronomy_ray.testing.store_placement_conformance",
     "phronomy_ray.testing.store_contents_conformance",

@@ -36,6 +36,10 @@ class TestGroups(suite.GroupConformance):
     pass
 
 
+class TestDeliveries(suite.DeliveryConformance):
+    pass
+
+
 class TestHydration(suite.HydrationConformance):
     pass
 
