@@ -32,9 +32,8 @@ class SupervisionLimits:
     questions_per_round: int = 200
     #: Limit of one question, in seconds.
     answer_timeout_s: float = 5.0
-    #: How long another cluster's supervisor may show no sign of life before its agents, and the subscriptions that it delivers to, are
-    #: taken over, in seconds. Ray needs up to
-    #: 20 s to bring back a supervisor whose node was lost.
+    #: How long another cluster's supervisor may show no sign of life before its agents, and the subscriptions that it delivers to,
+    #: are taken over, in seconds. Ray needs up to 20 s to bring back a supervisor whose node was lost.
     foreign_after_s: float = 30.0
     #: What is deleted now and then for its age; ``None``: nothing.
     retention: RetentionPolicy | None = None
