@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -11,6 +10,7 @@ from typing import Any
 
 import ray
 
+from phronomy_ray.actors.collector import settle_collector
 from phronomy_ray.actors.ray_calls import kill
 from phronomy_ray.actors.ray_metrics import AgentGauges
 from phronomy_ray.actors.ray_process import RayProcess, agent_stores
@@ -68,9 +68,7 @@ class AgentActor(AgentService):
             )
             if isinstance(error, NotFoundError | ConfigurationError | AgentParkedError):
                 asyncio.get_running_loop().call_later(LINGER_S, self._exit_unless_active)
-        # Code and definitions stay as long as the process does. Looking through all of it again takes the collector some
-        # 80 ms, and a turn with hundreds of calls would pay for that every few times.
-        gc.freeze()
+        settle_collector()
 
     async def _unload_when_unused(self) -> None:
         """Let the process go when nothing needs it; whoever calls next wakes the agent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import logging
 import os
@@ -12,6 +11,7 @@ import signal
 from collections import OrderedDict
 from typing import Any
 
+from phronomy_ray.actors.collector import settle_collector
 from phronomy_ray.actors.ray_metrics import HostGauges
 from phronomy_ray.actors.ray_process import RayProcess, host_stores
 from phronomy_ray.actors.signals import die_at_sigterm
@@ -61,7 +61,7 @@ class HostActor:
         self._admission = asyncio.Lock()
         self._host.start()
         self._watchdog.start()
-        gc.freeze()  # as in `AgentActor`
+        settle_collector()
 
     async def _learn_admission(self) -> None:
         """Ask the store whether this host takes agents, once. A store that is away is asked again by whoever comes next."""
