@@ -102,20 +102,29 @@ class ModelRetry:
 
     async def run_any(self, attempt: Callable[[int], Awaitable[T]]) -> T:
         """As `run` for a call that answers something else than a message."""
+        answer = await self._try(1, attempt)
+        if not isinstance(answer, ModelError):
+            return answer  # without tenacity, which costs more than a small answer
         async for trial in self._retrying():
             number = trial.retry_state.attempt_number
-            started = self._now()
-            failure: ModelError | None = None
-            try:
-                answer = await attempt(number)
-            except ModelError as error:
-                failure = error
-            self._record(number, started, failure)
-            if failure is None:
+            if number > 1:
+                answer = await self._try(number, attempt)
+            if not isinstance(answer, ModelError):
                 return answer
             with trial:
-                raise failure
+                raise answer
         raise AssertionError("tenacity ended without an outcome")
+
+    async def _try(self, number: int, attempt: Callable[[int], Awaitable[T]]) -> T | ModelError:
+        """One attempt, noted; its failure is a value."""
+        started = self._now()
+        try:
+            answer = await attempt(number)
+        except ModelError as error:
+            self._record(number, started, error)
+            return error
+        self._record(number, started, None)
+        return answer
 
     async def stream(self, attempt: Callable[[int], AsyncIterator[StreamItem]]) -> AsyncIterator[StreamItem]:
         """As `run` for a streamed call.

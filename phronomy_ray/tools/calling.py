@@ -14,6 +14,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any
 
 from phronomy_ray.definition.tool import Tool, ToolCompletion
@@ -118,9 +119,11 @@ async def settle(value: Any, *, timeout_s: float, end: PhysicalEnd) -> Any:
     """
     if not (isinstance(value, ToolCompletion) or inspect.isawaitable(value)):
         return value
-    deadline = asyncio.timeout(timeout_s)
+    deadline = asyncio.timeout(None)
     try:
         async with deadline:
+            # A loop keeps timers that were cancelled until they are due or many. This one is to keep nothing of the agent.
+            Context().run(deadline.reschedule, asyncio.get_running_loop().time() + timeout_s)
             for _ in range(MAX_AWAITS):
                 if isinstance(value, ToolCompletion):
                     end.watch(value.finished)

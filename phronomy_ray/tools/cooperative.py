@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,7 @@ class CooperativeRuns(WorkerInputRestricted):
     async def _run(
         self, invocation: ToolInvocation, bound: BoundTool, stop: asyncio.Event, sink: Sink
     ) -> None:
+        outside = copy_context()
         enter_environment(self._environment)
         contain_exits()
         key = invocation.tool_call_id
@@ -89,7 +91,7 @@ class CooperativeRuns(WorkerInputRestricted):
         )
         task = asyncio.current_task()
         if task is not None and self._tasks.pop(task, None) is not None:
-            sink(outcome)
+            outside.run(sink, outcome)  # what goes on from here is no part of the body
         if not finished.is_set():
             self.stragglers.add_outlived(invocation, outcome, finished, sink)
 
