@@ -59,13 +59,35 @@ class _Buffer:
         return bool(self.events) and self.events[-1][1].is_terminal
 
 
-class EventHub(WorkerInputRestricted):
-    """The buffers of one agent."""
+class Signal(WorkerInputRestricted):
+    """Wakes whoever waits for a change of something."""
+
+    __slots__ = ("_changed",)
 
     def __init__(self) -> None:
-        self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
         #: Made when somebody wants to wait.
         self._changed: asyncio.Event | None = None
+
+    def wake(self) -> None:
+        """Wake everybody who waits for a change."""
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change; take it before looking."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        return self._changed
+
+
+class EventHub(Signal):
+    """The buffers of one agent; its change is an event, or that there will be none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
 
     def forget(self) -> None:
         """Drop all buffers: the store may hold events that were never published here, and readers must not miss them."""
@@ -102,19 +124,6 @@ class EventHub(WorkerInputRestricted):
         while len(self._buffers) > BUFFERED_EXECUTIONS:
             ended = (id_ for id_, buffer in self._buffers.items() if buffer.has_ended)
             del self._buffers[next(ended, next(iter(self._buffers)))]
-
-    def wake(self) -> None:
-        """Wake everybody who waits for a change."""
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
-
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set at the next change; take it before looking."""
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        return self._changed
 
     def read(self, execution_id: str, after: Place) -> Reading:
         """Events behind `after`; their payloads belong to the caller."""

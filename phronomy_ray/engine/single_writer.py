@@ -20,7 +20,7 @@ from phronomy_ray.definition.agent_definition import AgentDefinition
 from phronomy_ray.definition.options import InstanceOptions
 from phronomy_ray.engine.activation import OLDER_GROWTH, OLDER_RECORDS, read_older, take_over
 from phronomy_ray.engine.deadlines import Deadlines
-from phronomy_ray.engine.event_hub import EventHub
+from phronomy_ray.engine.event_hub import EventHub, Signal
 from phronomy_ray.engine.event_listener import EventListener
 from phronomy_ray.engine.expiry import ExpiryAlarm
 from phronomy_ray.engine.input_budget import InputBudget
@@ -77,6 +77,8 @@ class SingleWriter(WorkerInputRestricted):
         self.agent_id = agent_id
         self.definition = definition
         self.hub = EventHub()
+        #: Wakes who waits for an execution to end, to need a human or to begin: what happens in between is none of theirs.
+        self.settled = Signal()
         self._timing = EngineTiming()
         self._parts = parts
         self._store = StoreClient(parts.store, retry_s=parts.store_retry_s)
@@ -330,6 +332,7 @@ class SingleWriter(WorkerInputRestricted):
         for listener in self._listeners:
             listener.close()
         self.hub.wake()
+        self.settled.wake()
         self._store.close()
         self._parts.tools.close()
 
@@ -437,6 +440,8 @@ class SingleWriter(WorkerInputRestricted):
         self._alarm.arm(self.state.execution)
         self._turn_clock.follow(self.state.execution)
         self.hub.wake()
+        if not _is_under_way(before, self.state):
+            self.settled.wake()
         self._next_soon()
 
     def _next_soon(self) -> None:
@@ -492,6 +497,7 @@ class SingleWriter(WorkerInputRestricted):
         self._turn_clock.stop()
         self._alarm.cancel()
         self.hub.wake()
+        self.settled.wake()
         if isinstance(error, OwnershipLostError):
             try:
                 self._parts.on_ownership_lost()
@@ -521,6 +527,18 @@ class SingleWriter(WorkerInputRestricted):
             self._halt_once(error)
             return False
         return True
+
+
+def _is_under_way(before: AgentState, after: AgentState) -> bool:
+    """Whether the same execution works on, and no request has come or gone."""
+    old, new = before.execution, after.execution
+    return (
+        old is not None
+        and new is not None
+        and old.row.execution_id == new.row.execution_id
+        and new.row.status is not ExecutionStatus.SUSPENDED
+        and before.queue is after.queue
+    )
 
 
 def _may_expire(execution: Execution) -> bool:

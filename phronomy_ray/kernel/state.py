@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -133,9 +133,11 @@ class AgentState:
 
 
 def queue_after(
-    queue: tuple[QueuedRequest, ...], new: Iterable[QueuedRequest], ended: Collection[str]
+    queue: tuple[QueuedRequest, ...], new: Collection[QueuedRequest], ended: Collection[str]
 ) -> tuple[QueuedRequest, ...]:
-    """The queue with changes."""
+    """The queue with changes; the same object without any."""
+    if not new and not ended:
+        return queue
     left = [item for item in (*queue, *new) if item.execution_id not in ended]
     return tuple(sorted(left, key=lambda item: item.order))
 
