@@ -17,6 +17,7 @@ from phronomy_ray.engine.reading import load_result
 from phronomy_ray.engine.reserved import PLAIN_START, ReservedStart
 from phronomy_ray.errors import (
     AgentBusyError,
+    AgentClosedError,
     AgentUnloadedError,
     ApprovalExpiredError,
     InvalidInputError,
@@ -95,7 +96,7 @@ class AgentEngine(DetachableAgent):
         )
         try:
             await self._apply(event)
-        except (AgentBusyError, StateConflictError):
+        except (AgentBusyError, AgentClosedError, StateConflictError):
             if not await self._began_before(execution_id, digest, reserved):
                 raise
         if self.runs(execution_id):
@@ -129,7 +130,7 @@ class AgentEngine(DetachableAgent):
         await self.activate()
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            changed = self.hub.changed
+            changed = self.settled.changed
             self._check_serving()
             running = self.state.execution
             if running is None or running.row.execution_id != execution_id:

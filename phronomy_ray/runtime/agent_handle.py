@@ -24,12 +24,12 @@ from phronomy_ray.results import ApprovalRequest, RunResult
 from phronomy_ray.retention import Retention
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking
-from phronomy_ray.runtime.cancelling import budget_of, cancel_execution, tie
+from phronomy_ray.runtime.cancelling import budget_of, cancel_execution, seconds_of, tie
 from phronomy_ray.runtime.execution_handle import ExecutionHandle
 from phronomy_ray.runtime.hosted import HostedExecution, check_unspent, start_hosted
 from phronomy_ray.runtime.parked import parked_status, stored_transcript, unpark
 from phronomy_ray.runtime.retentions import Retentions
-from phronomy_ray.runtime.starting import start_execution
+from phronomy_ray.runtime.starting import run_execution, start_execution
 from phronomy_ray.runtime.transcript import read_transcript
 from phronomy_ray.tool_calls import Resolution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -135,6 +135,17 @@ class AgentHandle(WorkerInputRestricted):
             the stored error of a failed or cancelled execution, with its class and code; else as `start_async`.
         """
         execution = execution_id or new_execution_id()
+        if cancellation is None:
+            result = await run_execution(
+                self._client,
+                execution,
+                input,
+                durable_context=durable_context,
+                on_busy=on_busy,
+                timeout_s=seconds_of(timeout),
+            )
+            return result.raise_for_status()
+        # in two messages: a token that is cancelled must find the execution before it ends
         await start_execution(
             self._client,
             execution,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from phronomy_ray.cancel_tokens import CancellationToken, Deadline
-from phronomy_ray.errors import InvalidInputError, NotFoundError, WaitTimeoutError
+from phronomy_ray.errors import InvalidInputError, NotFoundError
 from phronomy_ray.events import Event
 from phronomy_ray.hosting.agent_client import RECONNECT_S, SLICE_S, STORE_POLL_S
 from phronomy_ray.hosting.agent_port import NoAnswer
@@ -16,6 +16,7 @@ from phronomy_ray.results import RunResult
 from phronomy_ray.runtime.agent_link import AgentLink
 from phronomy_ray.runtime.bridge import Bridge, blocking, refuse_on_loop
 from phronomy_ray.runtime.cancelling import seconds_of, unless_cancelled
+from phronomy_ray.runtime.starting import wait_in_slices
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 if TYPE_CHECKING:
@@ -72,20 +73,10 @@ class ExecutionHandle(WorkerInputRestricted):
     wait = blocking(wait_async)
 
     async def _wait(self, until: str, timeout: float | None) -> RunResult:
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        while True:
-            left = SLICE_S if deadline is None else min(SLICE_S, deadline - loop.time())
-            if left <= 0:
-                raise WaitTimeoutError(
-                    f"execution {self.execution_id} is not {until} after {timeout:g} s; it goes on",
-                    details={"execution_id": self.execution_id},
-                )
-            result = await self._link.client.wait_once(self.execution_id, until, left)
-            if result is not None:
-                if result.status.is_terminal:
-                    self._untie()
-                return result
+        result = await wait_in_slices(self._link.client, self.execution_id, until, timeout)
+        if result.status.is_terminal:
+            self._untie()
+        return result
 
     async def result_async(
         self, timeout: float | Deadline | None = None, *, cancellation: CancellationToken | None = None

@@ -168,6 +168,8 @@ async def test_a_closed_agent_takes_nothing_more(lab: Any) -> None:
         with pytest.raises(AgentClosedError):
             await owner.edit(EditKind.CLEAR_TRANSCRIPT)
         await owner.edit(EditKind.CLOSE)
+        # a driver that has lost the answer to a start repeats it
+        assert (await owner.start("ex1", "one")).output == "heard one"
         assert (await owner.view("ex1")).output == "heard one"
     after = lab.store.load_root("a1")
     assert (after.lifecycle, after.agent_revision) == (Lifecycle.CLOSED, root.agent_revision)
