@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from phronomy_ray.events import Event, EventType
     from phronomy_ray.journal import ExecutionStatus
     from phronomy_ray.messages import Message, ToolCallRequest, Usage
+    from phronomy_ray.ordered_delivery import OrderedDelivery
     from phronomy_ray.reservations import ExecutionObservation, ReservedExecution
     from phronomy_ray.results import ApprovalDecision, ApprovalRequest, RunResult, UnresolvedCall
     from phronomy_ray.retention import RetentionPolicy
@@ -90,6 +91,7 @@ _HOMES = {
     "Message": "messages",
     "OnError": "definition.tool",
     "OnSchemaError": "definition.tool",
+    "OrderedDelivery": "ordered_delivery",
     "Packed": "definition.placement",
     "PhronomyError": "errors",
     "Provider": "assembly.capabilities",
@@ -151,6 +153,7 @@ __all__ = [
     "Message",
     "OnError",
     "OnSchemaError",
+    "OrderedDelivery",
     "Packed",
     "PhronomyError",
     "Provider",

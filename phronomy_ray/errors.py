@@ -224,6 +224,12 @@ class BackpressureError(PhronomyError):
     retryable = True
 
 
+class OrderedDeliveryError(PhronomyError):
+    """An `OrderedDelivery` accepts nothing more, or did not hand over everything."""
+
+    default_code = "ordered_delivery"
+
+
 class RuntimeShutdownError(PhronomyError):
     """The runtime is closed."""
 
