@@ -184,6 +184,23 @@ class SingleWriter(WorkerInputRestricted):
             self._halt_once(error)
             raise error
 
+    async def find_out(self) -> None:
+        """Know what runs, as far as that can be known, before somebody asks to stop: a start that is under way is waited for, and
+        after a failure the store is read again.
+
+        Raises:
+            OwnershipLostError: another owner has the agent.
+            StoreError: the store cannot be read to see that.
+        """
+        if self._activating is not None or self._halted is not None:
+            try:
+                await self.activate()
+            except PhronomyError as error:
+                if isinstance(error, StoreError) and not isinstance(error, NotFoundError):
+                    raise
+                return  # it cannot be served here, so nothing runs
+        await self.confirm_ownership()
+
     @property
     def is_over(self) -> bool:
         """Whether this engine serves nobody ever again: it was sealed, or another owner has taken the agent."""

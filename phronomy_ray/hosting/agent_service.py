@@ -94,17 +94,20 @@ class AgentService(AgentLife):
 
         Raises `AgentUnloadedError` when it does not live here any more.
         """
-        if self.is_lost:  # its memory is of the past: somebody else knows
-            raise AgentUnloadedError(
-                f"agent {self.agent_id!r} does not live in this process any more",
-                details={"agent_id": self.agent_id},
-            )
+        self._check_here()
         return (self._engine_made or self._engine()).status()
 
     @from_the_owner
     async def unload(self) -> dict[str, Any]:
-        """Free this process and keep everything. Raises `AgentBusyError` while work runs."""
-        await self._engine().seal()
+        """Free this process and keep everything.
+
+        Raises `AgentBusyError` while work runs, and as `status` when the agent does not live here any more: a former owner cannot say
+        that nothing runs.
+        """
+        self._check_here()
+        engine = self._engine()
+        await engine.find_out()
+        await engine.seal()
         self._process.left(self)
         return {"agent_id": self.agent_id, "unloaded": True}
 
@@ -309,6 +312,14 @@ class AgentService(AgentLife):
             engine.store.store.read_journal, self.agent_id, after=after, limit=limit
         )
         return [record_wire(record) for record in records]
+
+    def _check_here(self) -> None:
+        """Raise `AgentUnloadedError` when the agent has left this process: its memory is of the past."""
+        if self.is_lost:
+            raise AgentUnloadedError(
+                f"agent {self.agent_id!r} does not live in this process any more",
+                details={"agent_id": self.agent_id},
+            )
 
     async def is_cancelled(self, execution_id: str) -> bool:
         """Whether tool bodies of this execution should stop (asked by the tasks that run them)."""

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from phronomy_ray.definition.tool import tool
+from phronomy_ray.engine.engine import AgentEngine
 from phronomy_ray.errors import (
     AgentBusyError,
     AgentUnloadedError,
     NotFoundError,
+    OwnershipLostError,
 )
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide
@@ -197,6 +199,36 @@ async def test_a_start_that_is_being_committed_keeps_the_engine_from_being_seale
         await sealing
     await starting
     assert (await lab.end(engine)).output == "x"
+
+
+async def test_an_owner_that_has_just_begun_finds_out_what_runs_before_it_says_that_nothing_does(
+    lab: Any,
+) -> None:
+    definition = lab.define([hang()])
+    first = lab.engine(definition)
+    await first.start("ex1", "go")
+    wait = lab.pause("before_claim")
+    second = lab.engine(definition)
+    starting = asyncio.ensure_future(second.activate())
+    release = await wait()
+    finding_out = asyncio.ensure_future(second.find_out())
+    await asyncio.sleep(0)
+    release()
+    await finding_out
+    with pytest.raises(AgentBusyError):
+        await second.seal()
+    await starting
+    with pytest.raises(OwnershipLostError):
+        await first.find_out()
+
+
+async def test_one_that_serves_nobody_has_nothing_to_find_out(lab: Any) -> None:
+    engine = AgentEngine("nobody", lab.define([final("x")]), lab.engine(lab.define([final("x")]))._parts)
+    await engine.find_out()  # it never began
+    with pytest.raises(NotFoundError):
+        await engine.activate()
+    await engine.find_out()
+    await engine.seal()
 
 
 async def test_unloading_while_suspended_wakes_waiters_and_the_next_engine_goes_on(lab: Any) -> None:

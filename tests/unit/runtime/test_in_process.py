@@ -24,7 +24,12 @@ from ray_testbed.fixtures import in_background
 from ray_testbed.placement_suite import PlacementSuite
 
 from phronomy_ray import AgentHandle, InProcess, Packed, Runtime
-from phronomy_ray.errors import ExecutionRehydrationRequiredError, NotFoundError, RuntimeShutdownError
+from phronomy_ray.errors import (
+    AgentBusyError,
+    ExecutionRehydrationRequiredError,
+    NotFoundError,
+    RuntimeShutdownError,
+)
 from phronomy_ray.store.sql_store import open_store
 
 Names = Callable[[str], str]
@@ -249,3 +254,17 @@ def test_ray_is_not_even_imported(home: InThisProcess) -> None:
         "assert not {'ray', 'litellm'} & set(sys.modules), 'too much is imported'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_former_owner_does_not_say_that_nothing_runs(home: InThisProcess, new_id: Names) -> None:
+    agent = home.runtime.create(Puppet, new_id("taken"))
+    other = home.open().load(Puppet, agent.agent_id)
+    gate = new_id("gate")
+    handle = other.start(turn([("linger", {"gate": gate})]))
+    effects.until_recorded(agent.agent_id, "linger")
+    assert agent.unload() is False, "there was nothing left of it here"
+    with pytest.raises(AgentBusyError):
+        other.unload()
+    effects.open_gate(gate)
+    assert handle.result(timeout=PATIENCE_S).output == "done"
+    assert other.unload() is True
