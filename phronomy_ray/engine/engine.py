@@ -277,8 +277,11 @@ class AgentEngine(DetachableAgent):
         """
         _check_text(reason, "reason")
         await self.activate()
-        if not self.runs(execution_id):
-            return await self.view(execution_id)
+        while not self.runs(execution_id):
+            found = await self.view(execution_id)
+            if found.status.is_terminal:
+                return found
+            await self.confirm_ownership()  # a former owner knows nothing of what has begun since
         intent = await self._wish_end(execution_id, clean_text(reason or "cancelled"))
         self._check_serving()
         running = self.state.execution

@@ -65,6 +65,8 @@ from phronomy_ray.redaction import redact_error, redact_text
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.engine")
+#: How often it is looked, for those who wait, whether this owner still is the owner, in seconds.
+CONFIRM_EVERY_S = 1.0
 
 
 class SingleWriter(WorkerInputRestricted):
@@ -88,6 +90,7 @@ class SingleWriter(WorkerInputRestricted):
         self._activating: asyncio.Task[None] | None = None
         self._halted: PhronomyError | None = None
         self._sealed = False
+        self._confirm_after = 0.0
         self._tasks = EngineTasks(agent_id, self._halt_once)
         self._turn_tools = TurnTools(agent_id, definition, parts.registry)
         self._user_code = UserCode(
@@ -200,6 +203,12 @@ class SingleWriter(WorkerInputRestricted):
                     raise
                 return  # it cannot be served here, so nothing runs
         await self.confirm_ownership()
+
+    async def confirm_ownership_at_times(self) -> None:
+        """The same for callers that wait, however many there are: looks once in `CONFIRM_EVERY_S`. Raises `OwnershipLostError`."""
+        if monotonic() >= self._confirm_after:
+            self._confirm_after = monotonic() + CONFIRM_EVERY_S
+            await self.confirm_ownership()
 
     @property
     def is_over(self) -> bool:

@@ -227,6 +227,8 @@ class AgentService(AgentLife):
         """The result, or ``None`` when it is not there after `wait_s` seconds (at most 30): ask again."""
         with self._waiting():
             result = await self._engine().wait(execution_id, until=until, timeout_s=min(wait_s, MAX_WAIT_S))
+        if result is None:  # a former owner would wait for ever
+            await self._engine().confirm_ownership_at_times()
         return result.to_wire() if result is not None else None
 
     async def resume(self, execution_id: str) -> dict[str, Any]:
@@ -242,6 +244,8 @@ class AgentService(AgentLife):
             events, cursor = await engine.events(
                 execution_id, after=after, cursor=cursor, timeout_s=min(wait_s, MAX_WAIT_S)
             )
+        if not events:  # a former owner would wait for ever
+            await engine.confirm_ownership_at_times()
         ended = any(event.is_terminal for event in events) or not (events or engine.runs(execution_id))
         return {"events": [event.to_wire() for event in events], "cursor": cursor, "ended": ended}
 

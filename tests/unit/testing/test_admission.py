@@ -165,8 +165,7 @@ class Drivers:
             runtime.close()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seconds", [3.0, 60.0])
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_what_drivers_are_told_has_one_order(sqlite_template: Path, tmp_path: Path, seconds: float) -> None:
     """Two processes' worth of owners take the agent from each other all the time, four drivers at each."""
     shutil.copyfile(sqlite_template, tmp_path / "agents.db")
