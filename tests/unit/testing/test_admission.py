@@ -135,7 +135,7 @@ class Drivers:
 
     def _goes_on(self) -> bool:
         now = time.monotonic()
-        return now < self._until or (now < self._at_the_latest and not WORTH_IT <= self.answers())
+        return now < self._until or (now < self._at_the_latest and not self.answers() >= WORTH_IT)
 
     def answers(self) -> set[tuple[Kind, Answer]]:
         """What was asked and answered at least once."""
