@@ -23,6 +23,7 @@ WIRE_FORMAT = 1
 #: How long an event is tried to be delivered, in seconds: three days.
 DEFAULT_MAX_AGE_S = 259_200.0
 DEFAULT_TIMEOUT_S = 10.0
+_KNOWN = frozenset(EventType)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -237,7 +238,8 @@ class DeliveredEvent:
     agent_id: str
     execution_id: str
     seq: int
-    type: EventType
+    #: An `EventType`, or the text of a type that only a newer release knows.
+    type: EventType | str
     #: When it was committed.
     created_at: datetime
     #: From 1.
@@ -253,7 +255,7 @@ class DeliveredEvent:
             row.agent_id,
             row.execution_id,
             row.seq,
-            EventType(row.type),
+            EventType(row.type) if row.type in _KNOWN else row.type,
             row.created_at,
             delivery.attempts + 1,
             row.payload,
@@ -263,7 +265,7 @@ class DeliveredEvent:
         """The JSON that is posted: the same characters at every attempt."""
         return dumps(
             {
-                "type": self.type.value,
+                "type": str(self.type),
                 "timestamp": self.created_at.isoformat(),
                 "data": {
                     "event_id": self.event_id,

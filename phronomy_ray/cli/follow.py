@@ -108,6 +108,8 @@ class Follower:
             case EventType.APPROVAL_DECIDED if not self._interactive:
                 word = "approved" if payload.get("approved") else "rejected"
                 self._note(f"{word} by {payload.get('decided_by') or 'somebody'}", "yellow")
+            case EventType.LOST:
+                self._note(f"({payload.get('events', 'some')} live events came too fast to be shown)", "dim")
             case EventType.ERROR:
                 self._note(f"the agent stopped: {short(payload.get('error'), 200)}", "red")
             case _:

@@ -24,6 +24,8 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 _LOG = logging.getLogger("phronomy_ray.delivery")
 #: Where nobody has subscribed it is looked so much less often.
 IDLE_FACTOR = 4
+#: How long a deliverer that leaves waits for the store to know it, in seconds for each subscription.
+GIVE_BACK_S = 2.0
 #: How often what was left by removed subscriptions is swept up, in seconds.
 SWEEP_EVERY_S = 60.0
 
@@ -82,8 +84,9 @@ class Deliverer(WorkerInputRestricted):
             if outlet.is_lost:
                 continue
             try:
-                await self._store.run(self._store.store.free_subscription, id_, epoch=outlet.epoch)
-            except PhronomyError as error:  # then they wait until it is seen to be silent
+                async with asyncio.timeout(GIVE_BACK_S):
+                    await self._store.run(self._store.store.free_subscription, id_, epoch=outlet.epoch)
+            except (PhronomyError, TimeoutError) as error:  # then they wait until it is seen to be silent
                 _LOG.debug("subscription %s was not given back: %s", id_, error)
 
     async def _run(self) -> None:

@@ -211,8 +211,10 @@ class Outlet(WorkerInputRestricted):
 
     def _failed(self, what: str, error: Exception) -> None:
         code = error.code if isinstance(error, PhronomyError) else "internal"
-        self._error = f"{what}: {safe_message(error)} [{code}]"
-        _LOG.warning("subscription %s: %s", self._id, self._error)
+        text = f"{what}: {safe_message(error)} [{code}]"
+        if text != self._error:  # it is tried again and again
+            _LOG.warning("subscription %s: %s", self._id, text)
+        self._error = text
 
 
 __all__ = ["Outlet"]

@@ -15,7 +15,7 @@ from ray_testbed.agents import Puppet, asked, turn
 from ray_testbed.effects import PATIENCE_S
 from ray_testbed.fixtures import Bench, kill_actor
 
-from phronomy_ray import AgentHandle, Dedicated, Packed
+from phronomy_ray import AgentHandle, Callback, Dedicated, Packed
 from phronomy_ray.actors.ray_population import RayPopulation
 from phronomy_ray.hosting.wiring import DefinitionSource
 from phronomy_ray.journal import ExecutionStatus
@@ -105,16 +105,18 @@ async def no_supervisor() -> None:
 
 
 def test_agents_of_a_host_that_dies_go_on(bench: Bench, new_id: Callable[[str], str]) -> None:
-    """Ray starts the host again, and it knows of nobody: only the store does."""
+    """Ray starts the host again, and it knows of nobody: only the store does. Somebody wants to hear of their ends."""
     patient = replace(
         LIMITS, hung_after_s=60.0
     )  # the new process of the host may take its time on a busy machine
     runtime = bench.runtime(supervisor=patient, placement=Packed(hosts=1))
     gate = new_id("gate")
-    executions = []
+    executions, agents = [], []
+    hook = runtime.subscriptions.add(Callback(function="ray_testbed.effects:told", events=["completed"]))
     try:
         for word in ("ann", "ben"):
             agent = runtime.create(Puppet, new_id(word))
+            agents.append(agent.agent_id)
             executions.append(agent.start(turn(answer="done", model_gates={1: gate})).execution_id)
             effects.until(lambda name=agent.agent_id: bool(asked(name)), "the model call")
         effects.until(lambda: bool(runtime.supervisor_report()), "the supervisor")
@@ -126,7 +128,11 @@ def test_agents_of_a_host_that_dies_go_on(bench: Bench, new_id: Callable[[str], 
         [report] = runtime.supervisor_report() or []
         assert report["counts"]["wakes"] == 2
         assert report["counts"]["ended_processes"] == 0
+        for agent_id in agents:
+            [told] = effects.until_recorded(agent_id, "told")
+            assert (told["type"], told["pid"]) == ("completed", report["pid"]), "the supervisor delivers"
     finally:
+        runtime.subscriptions.remove(hook.subscription_id)
         asyncio.run(no_supervisor())
         kill_host()
 

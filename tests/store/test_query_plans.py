@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects import sqlite
 
-from phronomy_ray.store import group_statement, statements, supervision_statements
+from phronomy_ray.store import delivery_statements, group_statement, statements, supervision_statements
 from phronomy_ray.testing.store_groups_conformance import TURN_COMMITS, turn_commit
 from phronomy_ray.testing.store_samples import owned
 
@@ -32,6 +32,13 @@ from phronomy_ray.testing.store_samples import owned
         (supervision_statements.EXPIRED, "ix_approvals_expiring_expires_at"),
         (supervision_statements.WISHED, "ix_executions_open_created_at"),
         (supervision_statements.PARKED, "ix_agents_parked"),
+        (delivery_statements.DUE_AGENTS, "ix_deliveries_waiting (subscription_id=? AND agent_id>?)"),
+        (
+            delivery_statements.DUE_AGENTS,
+            "d USING INDEX ix_deliveries_waiting (subscription_id=? AND agent_id=?)",
+        ),
+        (delivery_statements.DELIVERIES_OF, "ix_deliveries_waiting (subscription_id=? AND agent_id=?)"),
+        (delivery_statements.dead_letters(of_subscription=True), "ix_deliveries_dead"),
     ],
 )
 def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> None:
@@ -39,7 +46,7 @@ def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> 
     text = str(query.compile(dialect=sqlite.dialect(paramstyle="named")))
     names = ("the_agent_id", "the_execution_id", "row_limit", "param_1")
     names += ("everywhere", "of_agent", "of_definition", "now")
-    names += ("after", "after_since", "after_key", "due")
+    names += ("after", "after_since", "after_key", "due", "the_subscription_id")
     with sqlite_database.engine().begin() as connection:
         plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, dict.fromkeys(names, 1)).all()
     steps = " / ".join(str(row[3]) for row in plan)

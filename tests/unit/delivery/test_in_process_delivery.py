@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -73,6 +74,16 @@ async def test_a_driver_subscribes_and_its_supervisor_delivers(
         assert await runtime.subscriptions.list_async() == []
         assert await runtime.subscriptions.redeliver_async() == 0
         assert await runtime.subscriptions.dead_letters_async() == []
+
+
+@pytest.mark.full
+def test_the_example_tells_of_a_repeated_delivery(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples" / "webhook.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines() == [
+        "the receiver fails",
+        "ex1 is completed",
+        "2 attempts, 1 event",
+    ]
 
 
 async def until_none_waits(runtime: Runtime) -> None:

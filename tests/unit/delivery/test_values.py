@@ -93,6 +93,14 @@ def test_every_attempt_posts_the_same_characters() -> None:
     }
 
 
+def test_a_type_that_only_a_newer_release_knows_is_delivered_as_it_is() -> None:
+    told = DeliveredEvent.of(
+        Delivery(1, "s", replace(event("ex1", "alice", 3), type="of_tomorrow"), 0, START)
+    )
+    assert told.type == "of_tomorrow"
+    assert json.loads(told.body())["type"] == "of_tomorrow"
+
+
 def test_the_signature_is_the_one_of_the_specification() -> None:
     """The example of Standard Webhooks."""
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

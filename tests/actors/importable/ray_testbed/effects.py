@@ -49,6 +49,11 @@ def recorded(agent_id: str, effect: str | None = None, **facts: Any) -> list[dic
     ]
 
 
+def told(event: Any) -> None:
+    """A subscriber to events of agents."""
+    record(event.agent_id, "told", type=event.type.value, event_id=event.event_id, attempt=event.attempt)
+
+
 def open_gate(name: str) -> None:
     """Let everybody through who waits, or will wait, for this gate."""
     (folder() / f"{name}.gate").touch()
