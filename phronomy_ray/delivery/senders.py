@@ -25,6 +25,8 @@ USER_AGENT = "phronomy-ray"
 ATTEMPT_HEADER = "phronomy-attempt"
 #: Of an answer's body so much is read, so that its connection can be used again; nothing of it is kept.
 MAX_ANSWER_BYTES = 65_536
+#: And for so long, in seconds.
+LEAVE_S = 1.0
 #: Statuses that say that the receiver has no time now. Other ones below 500 are about the event.
 _BUSY = frozenset({408, 425, 429})
 _GONE = 410
@@ -81,8 +83,9 @@ class WebhookSender(WorkerInputRestricted):
         try:
             async with asyncio.timeout(self._target.timeout_s):
                 response = await self._client.send(request, stream=True)
-                answer = self._answer(response)  # what comes after the status line changes nothing
-                await _leave(response)
+                answer = self._answer(response)  # what comes after the headers changes nothing
+                async with asyncio.timeout(LEAVE_S):
+                    await _leave(response)
         except TimeoutError:
             return answer or _unavailable("timeout", f"no answer within {self._target.timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - whatever HTTP, TLS or the resolver raises: it was not delivered

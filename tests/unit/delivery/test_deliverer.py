@@ -15,6 +15,7 @@ from delivery_lab import Got, Post, Receiver, until
 
 from phronomy_ray import Callback, verify_webhook
 from phronomy_ray.clock import utc_now
+from phronomy_ray.delivery import senders
 from phronomy_ray.delivery.deliverer import Deliverer
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing.faulty_store import FaultyStore
@@ -190,22 +191,27 @@ async def test_a_slow_receiver_is_a_failed_attempt(post: Post, receiver: Receive
         return None
 
     receiver.react = react
-    post.subscribe(receiver, max_age_s=AGE, timeout_s=0.1)
+    post.subscribe(receiver, max_age_s=AGE, timeout_s=0.5)
     post.tell("alice", 1)
     deliverer = post.deliverer()
     await post.until_done()
-    assert receiver.keys == [("ex-alice", 1)] * 2
+    assert set(receiver.keys) == {("ex-alice", 1)}
+    assert len(receiver.got) >= 2
     assert "timeout" in deliverer.report()[0]["error"]
 
 
-async def test_an_answer_whose_body_never_ends_is_an_answer(post: Post, receiver: Receiver) -> None:
+async def test_an_answer_whose_body_never_ends_is_an_answer(
+    post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(senders, "LEAVE_S", 0.05)
+
     async def react(got: Got, number: int) -> web.StreamResponse:
         answer = web.StreamResponse()
         answer.headers["Content-Length"] = "1000000"
         return answer
 
     receiver.react = react
-    post.subscribe(receiver, max_age_s=AGE, timeout_s=0.2)
+    post.subscribe(receiver, max_age_s=AGE)
     post.tell("alice", 1, 2)
     post.deliverer()
     await post.until_done()
