@@ -19,6 +19,11 @@ def is_alive(pid: int) -> bool:
     return _state(pid) not in ("", "Z", "X")
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process."""
+    return _state(pid) in ("T", "t")
+
+
 def parent_of(pid: int) -> int:
     """Pid of the parent, 0 when there is no such process."""
     fields = _stat(pid)
@@ -100,6 +105,7 @@ __all__ = [
     "command_line",
     "descendants",
     "is_alive",
+    "is_stopped",
     "kill_hard",
     "parent_of",
     "wait_dead",

@@ -1,6 +1,7 @@
-"""A second driver: a process of its own, connected to the same cluster, that runs functions for a test.
+"""A second driver: a process of its own that runs functions for a test, connected to the same cluster or without Ray.
 
-Functions are those of `ray_testbed.drives`, sent by name; arguments, results and exceptions travel by pickle.
+Functions are those of `ray_testbed.drives` or, without Ray, of `ray_testbed.local_drives`, sent by name; arguments, results
+and exceptions travel by pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from ray_testbed.effects import PATIENCE_S, folder
 
 
 class OtherDriver:
-    """A driver process. Its calls run side by side, each on a thread there."""
+    """A driver process. Its calls run side by side, each on a thread there.
+
+    Args:
+        address: of the cluster; empty for a driver without Ray.
+        environment: what is added to this process's.
+    """
 
     def __init__(self, address: str, environment: dict[str, str]) -> None:
         socket = tempfile.mktemp(prefix="driver-", dir=folder())
@@ -91,10 +97,15 @@ class OtherDriver:
 
 def serve(socket: str, address: str) -> None:
     """What the process does."""
-    import ray
-
     connection: Connection = Client(socket, family="AF_UNIX")
-    ray.init(address, namespace="phronomy", log_to_driver=False)
+    if address:
+        import ray
+
+        ray.init(address, namespace="phronomy", log_to_driver=False)
+    else:
+        from ray_testbed import local_drives
+
+        local_drives.take_sigterm()
     answering = threading.Lock()
 
     def work(number: int, function: Callable[..., Any], arguments: Any, options: Any) -> None:
