@@ -19,8 +19,8 @@ from sqlalchemy.engine import make_url
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "actors" / "importable"))
 
-import ray_testbed.session
-from ray_testbed import checks, effects, local_drives
+import ray_testbed.session  # noqa: F401  sets the environment that agents are declared with
+from ray_testbed import checks, effects, local_drives, other_driver
 from ray_testbed.agents import Puppet, asked, turn
 from ray_testbed.effects import PATIENCE_S
 from ray_testbed.local_drives import Where
@@ -41,9 +41,7 @@ IDLE_LIMIT_MS = 300
 @pytest.fixture(scope="module")
 def other() -> Iterator[OtherDriver]:
     """Another driver, without Ray; every commit of its agents is noted."""
-    importable = str(Path(ray_testbed.session.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
-    made = OtherDriver("", {"PYTHONPATH": path})
+    made = other_driver.without_ray()
     made.run(local_drives.note_commits)
     yield made
     made.close()
@@ -170,9 +168,7 @@ def test_R07_on_sqlite_an_owner_stopped_inside_holds_the_file_and_nobody_waits_f
 
 @pytest.mark.full
 def test_R07_on_sqlite_the_next_owner_goes_on_once_the_stopped_one_is_ended(url: str) -> None:
-    importable = str(Path(ray_testbed.session.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
-    other = OtherDriver("", {"PYTHONPATH": path})
+    other = other_driver.without_ray()
     here = Runtime(placement=InProcess(), store=url)
     try:
         agent_id, gate = fresh_name("ended"), fresh_name("gate")

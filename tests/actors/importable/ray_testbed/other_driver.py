@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import Any
 
 from ray_testbed.effects import PATIENCE_S, folder
@@ -49,6 +50,10 @@ class OtherDriver:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def terminate(self) -> None:
+        """SIGTERM, as a rolling restart sends it."""
+        self._process.send_signal(signal.SIGTERM)
 
     @property
     def is_alive(self) -> bool:
@@ -93,6 +98,13 @@ class OtherDriver:
             for future in self._waiting.values():
                 future.set_exception(ConnectionError("the other driver is gone"))
             self._waiting.clear()
+
+
+def without_ray() -> OtherDriver:
+    """A driver that runs functions of `ray_testbed.local_drives`."""
+    importable = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [importable, os.environ.get("PYTHONPATH")]))
+    return OtherDriver("", {"PYTHONPATH": path})
 
 
 def serve(socket: str, address: str) -> None:
