@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -305,6 +306,32 @@ class LocalCluster:
         if alive:
             raise RuntimeError(f"processes of node {node.name} survived SIGKILL: {sorted(alive)}")
         return KilledNode(node.node_id, node.raylet_pid, tuple(sorted(victims)), killed_at)
+
+    def cut_off(self, node_id: str) -> LocalNode:
+        """Stop (SIGSTOP) a node's raylet: to the cluster the node is lost after its health checks, while its workers, and the agents in
+        them, go on and know nothing of it, as on the wrong side of a torn network. See `reconnect`.
+
+        Args:
+            node_id: as for `node`.
+
+        Raises:
+            LookupError: there is no such node.
+            ValueError: it is the head, or it is dead.
+        """
+        node = self.node(node_id)
+        if node.is_head:
+            raise ValueError("the head cannot be cut off: it holds the cluster's control processes")
+        if not node.is_alive:
+            raise ValueError(f"node {node.name} is dead already")
+        os.kill(node.raylet_pid, signal.SIGSTOP)
+        return node
+
+    def reconnect(self, node_id: str) -> None:
+        """Let a raylet that was cut off go on. One that the cluster has given up ends itself and its workers when it hears of that; a
+        raylet that has ended meanwhile is no error.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.node(node_id).raylet_pid, signal.SIGCONT)
 
 
 def _short_folder() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,14 @@ def roll(url: str, other: OtherDriver, *, agents: int, seed: int) -> None:
     """The other process is told to end (SIGTERM) at a random moment, while this one is up already and must not touch what it works
     on; whatever it leaves goes on here, and nobody asks for it.
     """
-    chance = random.Random(seed)
+    chance, gate = random.Random(seed), fresh_name("gate")
     script = turn(
         [("pay", {"amount": 1})],
         [("nap", {"seconds": 0.1}), ("note", {"text": "n"})],
         [("pay", {"amount": 2})],
         [("nap", {"seconds": 0.2})],
         [("pay", {"amount": 3})],
+        model_gates={2: gate},
     )
     names = [fresh_name("rolled") for _ in range(agents)]
     other.run(local_drives.open_runtime, url, LIMITS)
@@ -97,8 +98,11 @@ def roll(url: str, other: OtherDriver, *, agents: int, seed: int) -> None:
     with Runtime(placement=InProcess(), store=url, supervisor=LIMITS) as here:
         here.start_supervisor()
         other.run(local_drives.start_many, url, Swimmer, dict.fromkeys(names, script))
-        moment = sum(len(recorded(name)) for name in names) + chance.randrange(2 * agents)
-        effects.until(lambda: sum(len(recorded(name)) for name in names) >= moment, "a random moment")
+        done: Callable[[], int] = lambda: sum(len(recorded(name)) for name in names)  # noqa: E731
+        effects.until(lambda: done() == agents, "the first effect of each")
+        moment = agents + chance.randrange(2 * agents)
+        effects.open_gate(gate)
+        effects.until(lambda: done() >= moment, "a random moment")
         other.terminate()
         effects.until(lambda: not other.is_alive, "the other process to end")
 

