@@ -142,7 +142,7 @@ def decide(here: Runtime, row: ExecutionRow) -> None:
 
 
 def test_L14_of_two_processes_that_start_together_one_is_admitted(url: str, other: OtherDriver) -> None:
-    race(url, other, rounds=3)
+    race(url, other, rounds=2)
 
 
 @pytest.mark.full
@@ -153,7 +153,7 @@ def test_L14_of_two_processes_full_size(url: str, other: OtherDriver) -> None:
 def test_S07_in_a_rolling_restart_each_execution_has_one_owner_at_a_time(
     url: str, other: OtherDriver
 ) -> None:
-    roll(url, other, agents=6, seed=1)
+    roll(url, other, agents=4, seed=1)
 
 
 @pytest.mark.full
