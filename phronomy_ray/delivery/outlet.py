@@ -166,6 +166,10 @@ class Outlet(WorkerInputRestricted):
             return False  # this process was stopped for a while, and somebody else delivers now
         answer = await self._sender.send(DeliveredEvent.of(delivery))
         self._pace.heard(answer, now_s=self._time(), chance=random.random())
+        if answer.outcome is Outcome.UNABLE:
+            assert answer.error is not None
+            self._say(f"nothing can be sent: {answer.error.message} [{answer.error.code}]")
+            return False
         port = self._store.store
         if answer.outcome is Outcome.DELIVERED:
             is_ours = await self._store.run(port.delivery_done, delivery, epoch=self.epoch)
@@ -211,7 +215,9 @@ class Outlet(WorkerInputRestricted):
 
     def _failed(self, what: str, error: Exception) -> None:
         code = error.code if isinstance(error, PhronomyError) else "internal"
-        text = f"{what}: {safe_message(error)} [{code}]"
+        self._say(f"{what}: {safe_message(error)} [{code}]")
+
+    def _say(self, text: str) -> None:
         if text != self._error:  # it is tried again and again
             _LOG.warning("subscription %s: %s", self._id, text)
         self._error = text

@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     DELIVERED = "delivered"
     #: The receiver cannot be reached, or has no time: no event would fare better.
     UNAVAILABLE = "unavailable"
+    #: Nothing could be sent, for a reason on this side (a secret that is not set): no attempt was made.
+    UNABLE = "unable"
     #: The receiver is there and does not take this event.
     REFUSED = "refused"
     #: It says that it will never take it.
@@ -91,7 +93,7 @@ class Pace:
 
     def heard(self, answer: Answer, *, now_s: float, chance: float) -> None:
         """Take in the end of an attempt."""
-        if answer.outcome is not Outcome.UNAVAILABLE:
+        if answer.outcome not in (Outcome.UNAVAILABLE, Outcome.UNABLE):
             self.failures = 0
             self._paused_until_s = 0.0
             return

@@ -70,10 +70,10 @@ class WebhookSender(WorkerInputRestricted):
         try:
             headers = self._headers(event, body)
         except PhronomyError as error:
-            return _unavailable(error.code, error.message)
+            return _unable(error.code, error.message)
         if headers is None:
             name = self._target.secret_env
-            return _unavailable(
+            return _unable(
                 "secret_missing", f"the environment variable {name} is not set where events are delivered"
             )
         if self._client is None:
@@ -156,9 +156,9 @@ class CallbackSender(WorkerInputRestricted):
                     import_object, path, what="a function", form="module:function"
                 )
             except PhronomyError as error:
-                return _unavailable("callback_unavailable", redact_text(error.message))
+                return _unable("callback_unavailable", redact_text(error.message))
             if not callable(found):
-                return _unavailable("callback_unavailable", f"{path} cannot be called")
+                return _unable("callback_unavailable", f"{path} cannot be called")
             self._function = found
         limit_s = self._target.timeout_s
         try:
@@ -172,6 +172,10 @@ class CallbackSender(WorkerInputRestricted):
 
     async def close(self) -> None:
         """As `Sender.close`: nothing is held."""
+
+
+def _unable(code: str, message: str) -> Answer:
+    return Answer(Outcome.UNABLE, DeliveryError(code, message))
 
 
 def _unavailable(code: str, message: str) -> Answer:

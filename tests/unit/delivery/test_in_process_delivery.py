@@ -20,8 +20,13 @@ MODULE = """
 from phronomy_ray import Agent
 from phronomy_ray.models.scripted import ScriptedModel, final
 
+heard = []
+
 class Clerk(Agent):
     model = ScriptedModel([final("done")])
+
+    def on_event(event):
+        heard.append((event.execution_id, event.seq))
 """
 DRIVER = """
 import sys, threading
@@ -67,6 +72,11 @@ async def test_a_driver_subscribes_and_its_supervisor_delivers(
         seen = [event async for event in agent.execution("ex1").events()]
         assert got.data["payload"] == seen[-1].payload
         await until_none_waits(runtime)
+        heard = sys.modules["told_agents"].heard
+        await until(lambda: heard == [("ex1", 1), ("ex1", 2)])
+        async with asyncio.timeout(20):
+            while (await agent.status_async())["on_event"][0]["heard"] != 2:  # counted after the call
+                await asyncio.sleep(0.01)
         [report] = await runtime.supervisor_report_async() or []
         assert [item["subscription_id"] for item in report["deliveries"]] == ["hook"]
         assert await runtime.subscriptions.remove_async("hook")

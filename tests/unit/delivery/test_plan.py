@@ -90,6 +90,12 @@ def test_an_event_that_is_refused_slows_nobody_else() -> None:
     assert pace.room(0, 1.0) == 8
 
 
+def test_what_cannot_be_sent_at_all_pauses_too() -> None:
+    pace = Pace(8)
+    pace.heard(Answer(Outcome.UNABLE, ERROR), now_s=0.0, chance=1.0)
+    assert (pace.failures, pace.room(0, 0.5), pace.room(0, 1.0)) == (1, 0, 1)
+
+
 def test_retry_after_of_any_answer_counts() -> None:
     pace = Pace(8)
     pace.heard(BUSY, now_s=0.0, chance=1.0)
