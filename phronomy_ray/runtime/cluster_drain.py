@@ -80,7 +80,7 @@ async def drain_actor(name: str, actor: Any, timeout_s: float) -> Sequence[str]:
         answer = await call(actor, "drain", timeout_s, timeout_s=timeout_s + ANSWER_MARGIN_S)
     except (RayError, TimeoutError) as error:
         # one that cannot be reached may still work
-        return [] if is_gone(error) else [alone or f"some of {name}"]
+        return [] if is_gone(error) else [_who(name)]
     if alone:
         return [] if answer else [alone]
     left: list[str] = answer["left"]
@@ -88,28 +88,41 @@ async def drain_actor(name: str, actor: Any, timeout_s: float) -> Sequence[str]:
 
 
 async def drain_node(namespace: str, node: str, timeout_s: float) -> NodeReport:
-    """Have all agents leave a node; see `Runtime.drain_node_async`."""
+    """Have all agents leave a node; see `Runtime.drain_node_async`. What Ray and the search take counts as well."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
     node_id = _node_of(node)
     refusal = await asyncio.to_thread(_tell_ray, node_id, timeout_s)
     homes = await asyncio.to_thread(named_actors, namespace, _HOMES)
     where = await asyncio.gather(*(_place_of(actor) for _, actor in homes))
     here = [home for home, place in zip(homes, where, strict=True) if place and node_id.startswith(place)]
-    left = await asyncio.gather(*(drain_actor(name, actor, timeout_s) for name, actor in here))
+    remaining_s = max(0.0, deadline - loop.time())
+    left = await asyncio.gather(*(drain_actor(name, actor, remaining_s) for name, actor in here))
     moved = []
     for (name, actor), still in zip(here, left, strict=True):
         if not still:
             moved.append(name)
             if name.startswith(HOST_PREFIX):
                 kill(actor)  # an empty host: the next wake starts it elsewhere
-    return NodeReport(node_id, tuple(moved), tuple(agent for agents in left for agent in agents), refusal)
+    silent = [_who(name) for (name, _), place in zip(homes, where, strict=True) if place is None]
+    still_here = [agent for agents in left for agent in agents]
+    return NodeReport(node_id, tuple(moved), (*still_here, *silent), refusal)
 
 
-async def _place_of(actor: Any) -> str:
+async def _place_of(actor: Any) -> str | None:
+    """The node that an actor lives on; empty when it is gone or serves nobody, ``None`` when it cannot be asked."""
     try:
         status = await call(actor, "status", timeout_s=STATUS_TIMEOUT_S)
-    except (RayError, TimeoutError, PhronomyError):  # it serves nobody, or nobody knows where it is
+    except (RayError, TimeoutError) as error:
+        return "" if is_gone(error) else None
+    except PhronomyError:
         return ""
     return str(status.get("node", ""))
+
+
+def _who(name: str) -> str:
+    """What is left when the actor of that name cannot be reached."""
+    return name.removeprefix(_AGENT_PREFIX) if name.startswith(_AGENT_PREFIX) else f"some of {name}"
 
 
 def _node_of(node: str) -> str:

@@ -36,7 +36,8 @@ class NodeReport:
     node: str
     #: Dedicated agents and hosts that have left the node.
     moved: tuple[str, ...] = ()
-    #: Agents that still worked when the time was over: they leave when they have done.
+    #: Agents that still worked when the time was over: they leave when they have done. Also those, of any node, whose process did
+    #: not say where it is.
     left: tuple[str, ...] = ()
     #: Why Ray may still schedule something on the node; empty when it does not.
     ray_refusal: str = ""
