@@ -167,12 +167,17 @@ class SingleWriter(WorkerInputRestricted):
         return self._state is not None and self._halted is None and not self._sealed
 
     async def confirm_ownership(self) -> None:
-        """Look whether this engine still owns the agent, and stop if not.
+        """Look whether this engine still owns the agent, and stop if not. One that is not active owns nothing, and says nothing.
 
         Raises:
             OwnershipLostError: another owner has taken it, or it is not stored any more.
+            AgentUnloadedError: it was unloaded from here.
         """
-        if self._state is None or self._halted is not None or self._sealed:
+        if self.ownership_lost is not None:
+            raise self.ownership_lost
+        if self._sealed:
+            raise AgentUnloadedError(f"agent {self.agent_id!r} was unloaded from this process")
+        if self._state is None or self._halted is not None:
             return
         epoch = self._state.root.epoch
         try:
@@ -192,15 +197,17 @@ class SingleWriter(WorkerInputRestricted):
         after a failure the store is read again.
 
         Raises:
-            OwnershipLostError: another owner has the agent.
+            OwnershipLostError, AgentUnloadedError: it is not the owner any more.
             StoreError: the store cannot be read to see that.
         """
         if self._activating is not None or self._halted is not None:
             try:
                 await self.activate()
-            except PhronomyError as error:
-                if isinstance(error, StoreError) and not isinstance(error, NotFoundError):
-                    raise
+            except NotFoundError:
+                return  # there is no such agent, so nothing runs
+            except (AgentUnloadedError, StoreError):
+                raise
+            except PhronomyError:
                 return  # it cannot be served here, so nothing runs
         await self.confirm_ownership()
 
@@ -211,9 +218,14 @@ class SingleWriter(WorkerInputRestricted):
             await self.confirm_ownership()
 
     @property
+    def ownership_lost(self) -> OwnershipLostError | None:
+        """That another owner has taken the agent from this engine, if so."""
+        return self._halted if isinstance(self._halted, OwnershipLostError) else None
+
+    @property
     def is_over(self) -> bool:
         """Whether this engine serves nobody ever again: it was sealed, or another owner has taken the agent."""
-        return self._sealed or isinstance(self._halted, OwnershipLostError)
+        return self._sealed or self.ownership_lost is not None
 
     @property
     def waits_for_time(self) -> bool:

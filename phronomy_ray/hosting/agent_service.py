@@ -108,6 +108,8 @@ class AgentService(AgentLife):
         engine = self._engine()
         await engine.find_out()
         await engine.seal()
+        if engine.ownership_lost is not None:
+            raise engine.ownership_lost
         self._process.left(self)
         return {"agent_id": self.agent_id, "unloaded": True}
 

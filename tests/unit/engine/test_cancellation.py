@@ -222,6 +222,25 @@ async def test_an_owner_that_has_just_begun_finds_out_what_runs_before_it_says_t
         await first.find_out()
 
 
+async def test_one_that_has_lost_the_agent_while_it_was_asked_does_not_confirm_anything(lab: Any) -> None:
+    definition = lab.define([hang()])
+    first = lab.engine(definition)
+    await first.start("ex1", "go")
+    await lab.restarted(definition)
+    with pytest.raises(OwnershipLostError):
+        await first.cancel("ex1", "x")
+    first.abandon()
+    for question in (first.find_out(), first.confirm_ownership()):
+        with pytest.raises(OwnershipLostError):
+            await question
+    other = lab.engine(lab.define([final("x")]), "a2")
+    await other.activate()
+    await other.seal()
+    for question in (other.find_out(), other.confirm_ownership()):
+        with pytest.raises(AgentUnloadedError):
+            await question
+
+
 async def test_one_that_serves_nobody_has_nothing_to_find_out(lab: Any) -> None:
     engine = AgentEngine("nobody", lab.define([final("x")]), lab.engine(lab.define([final("x")]))._parts)
     await engine.find_out()  # it never began
