@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from phronomy_ray.canonical_json import clean_text, dumps, to_json_value
@@ -138,7 +139,7 @@ def redact_fields(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> An
     Names are compared without regard to case and to ``-`` against ``_``. ``None`` stays ``None``: an absent secret is
     no secret. What is not a mapping, list or tuple is returned as it is.
     """
-    return _redact(value, frozenset(_normal(name) for name in names), 0)
+    return _redact(value, _normal_set(frozenset(names)), 0)
 
 
 def restore_fields(shown: Any, original: Any, names: Collection[str]) -> Any:
@@ -148,7 +149,7 @@ def restore_fields(shown: Any, original: Any, names: Collection[str]) -> Any:
         ValueError: a mask stands where it hides nothing of `original`, or in a changed list, where nobody can tell which value
             was meant; the text is its place.
     """
-    return _restore(shown, original, frozenset(_normal(name) for name in names), "$")
+    return _restore(shown, original, _normal_set(frozenset(names)), "$")
 
 
 def _restore(shown: Any, original: Any, names: frozenset[str], place: str) -> Any:
@@ -212,7 +213,7 @@ def secret_values(value: Any, names: Collection[str] = SECRET_FIELD_NAMES) -> fr
     Of a header value such as ``Bearer abc`` the part after the scheme is included too.
     """
     found: set[str] = set()
-    for text in _secrets(value, frozenset(_normal(name) for name in names), False, 0):
+    for text in _secrets(value, _normal_set(frozenset(names)), False, 0):
         found.add(text)
         _, _, rest = text.partition(" ")
         if rest.strip():
@@ -234,6 +235,12 @@ def environment_secrets(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset(
         value for name, value in environment.items() if name.upper().endswith(endings) and len(value) >= 8
     )
+
+
+@lru_cache(maxsize=256)
+def _normal_set(names: frozenset[str]) -> frozenset[str]:
+    """The names of a tool's or a setting's secrets, which are few and asked for several times in every turn."""
+    return frozenset(_normal(name) for name in names)
 
 
 def _normal(name: str) -> str:

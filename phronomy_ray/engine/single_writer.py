@@ -558,9 +558,12 @@ class SingleWriter(WorkerInputRestricted):
                 await self._work.perform(effect)
 
     async def _feed(self, event: Input) -> bool:
-        """Apply an input that no caller waits for; whether it was. A failure has stopped the engine and told its waiters."""
+        """Apply an input that no caller waits for; whether it was. A failure has stopped the engine and told its waiters.
+
+        Called in tasks of this engine, which nobody cancels: unlike `_apply` it needs none of its own.
+        """
         try:
-            await self._apply(event)
+            await self._apply_locked(event)
         except PhronomyError as error:
             self._halt_once(error)
             return False

@@ -87,10 +87,7 @@ class ModelRetry:
         self._clock = clock
         self._now = now
         self._deadline = clock() + total_timeout_s
-        chosen = backoff or Backoff()
-        self._backoff = tenacity.wait_exponential(
-            multiplier=chosen.initial_s, max=chosen.max_s
-        ) + tenacity.wait_random(0, chosen.jitter_s)
+        self._backoff = backoff or Backoff()
 
     def remaining_s(self) -> float:
         """Seconds until the total deadline, not below 0."""
@@ -174,7 +171,13 @@ class ModelRetry:
             if isinstance(error, ModelError)
             else None
         )
-        return asked if asked is not None else float(self._backoff(state))
+        if asked is not None:
+            return asked
+        chosen = self._backoff
+        wait = tenacity.wait_exponential(
+            multiplier=chosen.initial_s, max=chosen.max_s
+        ) + tenacity.wait_random(0, chosen.jitter_s)
+        return float(wait(state))
 
     def _must_stop(self, state: tenacity.RetryCallState) -> bool:
         if state.attempt_number > self._max_retries:
