@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -370,6 +371,44 @@ async def test_a_delivery_whose_record_is_lost_comes_again_with_the_same_id(
     firsts = {got.headers["webhook-id"] for got in receiver.got if got.key == ("ex-alice", 1)}
     assert len(firsts) == 1
     faulty.inner.close()
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 8))])
+async def test_whatever_fails_and_whoever_crashes_everything_arrives_and_first_times_are_in_order(
+    post: Post, receiver: Receiver, seed: int
+) -> None:
+    chance = random.Random(seed)
+    taken: list[tuple[str, int]] = []
+
+    async def react(got: Got, number: int) -> int | None:
+        what = chance.random()
+        if what < 0.1:
+            return 0  # it dies without an answer, and has not taken it
+        if what < 0.2:
+            return chance.choice([400, 500, 503])
+        taken.append(got.key)
+        if what < 0.3:
+            return 0  # it has taken it, and nobody is told
+        return None
+
+    receiver.react = react
+    post.subscribe(receiver, max_age_s=AGE)
+    agents = [f"agent{number}" for number in range(4)]
+    for agent_id in agents:
+        post.tell(agent_id, 1, 2, 3)
+    for first in (4, 7, 10):
+        deliverer = post.deliverer(takeover_after_s=0.2)
+        seen = len(taken)
+        await until(lambda seen=seen: len(taken) >= seen + 6)
+        post.crash(deliverer)
+        for agent_id in agents:
+            post.tell(agent_id, first, first + 1, first + 2)
+    post.deliverer(takeover_after_s=0.2)
+    await post.until_done()
+    for agent_id in agents:
+        of_agent = [seq for id_, seq in taken if id_ == f"ex-{agent_id}"]
+        assert list(dict.fromkeys(of_agent)) == list(range(1, 13))
+    assert post.store.dead_letters() == []
 
 
 async def test_a_subscription_that_is_removed_gets_nothing_more(post: Post, receiver: Receiver) -> None:

@@ -124,6 +124,16 @@ class Post:
         made.start()
         return made
 
+    def crash(self, deliverer: Deliverer) -> None:
+        """It stops at once, wherever it is, and says nothing to anybody."""
+        tasks = [serving for _, serving in deliverer._outlets.values()]
+        for outlet, _ in deliverer._outlets.values():
+            tasks += outlet._under_way.values()
+            outlet.is_lost = True  # so that `close` gives nothing back
+        assert deliverer._task is not None
+        for task in (deliverer._task, *tasks):
+            task.cancel()
+
     def waiting(self, name: str = "s1") -> int:
         states = {state.subscription.subscription_id: state for state in self.store.subscriptions()}
         return states[name].waiting
