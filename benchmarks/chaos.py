@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
-    parser.add_argument("--placement", default="dedicated", help="dedicated, or packed:<hosts>")
+    parser.add_argument("--placement", default="dedicated", help="dedicated, packed:<hosts> or in_process")
     parser.add_argument("--agents", type=int, default=2, help="for each of the two drivers")
     given = parser.parse_args()
     seconds = 20.0 if given.quick else given.seconds
@@ -31,6 +31,7 @@ def main() -> None:
             given.seed,
             postgres=given.store == "postgres",
             hosts=int(hosts or 1) if kind == "packed" else 0,
+            in_process=kind == "in_process",
             agents_per_driver=given.agents,
         ),
         tell=report.progress,

@@ -1,6 +1,7 @@
 """A storm of faults over agents under load; `benchmarks/chaos.py` runs longer ones.
 
-All of them are full-size tests: a storm needs a cluster of its own, and the whole everyday suite has to stay short.
+The everyday one has no cluster: two drivers with their agents inside are killed and stopped, and their commits are cut. What needs
+a cluster of its own is a full-size test.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def check(report: StormReport, *, faults: int) -> None:
     assert report.violations == []
     assert sum(report.injected.values()) >= faults, report.injected
     assert sum(report.executions.values()) >= 10, report.executions
+
+
+def test_a_short_storm_over_drivers_and_their_store() -> None:
+    report = run_storm(StormConfig(10.0, seed=5, postgres=True, in_process=True, mean_pause_s=1.2))
+    check(report, faults=4)
 
 
 @pytest.mark.full

@@ -6,29 +6,49 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from phronomy_ray.journal import EventRow, ExecutionRow, ToolCallRow, ToolCallStatus
+from phronomy_ray.journal import ApprovalStatus, EventRow, ExecutionRow, ToolCallRow, ToolCallStatus
 from phronomy_ray.store.port import Store
 from phronomy_ray.testing.chaos.agents import NEVER
+from phronomy_ray.testing.chaos.ownership import check_testimony
+from phronomy_ray.testing.chaos.witness import Testimony
 
 
 def violations(
-    store: Store, effects: Sequence[Mapping[str, Any]], history: Sequence[Mapping[str, Any]]
+    store: Store,
+    effects: Sequence[Mapping[str, Any]],
+    history: Sequence[Mapping[str, Any]],
+    seen: Testimony,
 ) -> list[str]:
-    """What is wrong, in words; nothing when all is well."""
+    """What is wrong, in words; nothing when all is well.
+
+    Args:
+        store: what is stored.
+        effects: what tools did outside.
+        history: what drivers said and were told.
+        seen: what the witness in the database saw.
+    """
     found: list[str] = []
     executions: dict[str, ExecutionRow] = {}
     calls: list[ToolCallRow] = []
+    positions: dict[str, list[int]] = {}
     for root in store.list_agents(limit=100_000):
         journal = store.read_journal(root.agent_id, limit=1_000_000)
-        positions = [record.position for record in journal]
-        if positions != list(range(1, root.journal_position + 1)):
+        positions[root.agent_id] = [record.position for record in journal]
+        if positions[root.agent_id] != list(range(1, root.journal_position + 1)):
             found.append(f"{root.agent_id}: journal positions have gaps or repeats")
+        waiting = store.queued_requests(root.agent_id)
+        if waiting:
+            found.append(f"{root.agent_id}: {len(waiting)} requests wait and nothing runs")
         rows = store.list_executions(agent_id=root.agent_id, limit=100_000)
         for row in rows:
             executions[row.execution_id] = row
             of_row = store.tool_calls(row.execution_id)
             calls += of_row
             found += check_execution(row, of_row, store.events(row.execution_id, limit=1_000_000))
+            for request in store.approvals(execution_id=row.execution_id):
+                if row.status.is_terminal and request.status is ApprovalStatus.PENDING:
+                    found.append(f"{row.execution_id}: has ended, and {request.approval_request_id} is open")
+    found += check_testimony(seen, positions)
     found += check_told(executions, history)
     found += check_effects(calls, effects, history)
     return found
@@ -53,9 +73,12 @@ def check_execution(row: ExecutionRow, calls: Iterable[ToolCallRow], events: Seq
 
 
 def check_told(executions: Mapping[str, ExecutionRow], history: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What drivers were told is what is stored; what was admitted is there."""
+    """What drivers were told is what is stored; what was admitted is there; whoever began something was told its end."""
     found = []
+    ended = {entry["execution_id"] for entry in history if entry["kind"] == "ended"}
     for entry in history:
+        if entry["kind"] == "begin" and entry["execution_id"] not in ended:
+            found.append(f"{entry['execution_id']}: its handle was never settled")
         if entry["kind"] not in ("admitted", "ended"):
             continue
         name = entry["execution_id"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from phronomy_ray import AgentHandle, Dedicated, Packed, Runtime
+from phronomy_ray import AgentHandle, Dedicated, InProcess, Packed, Runtime
 from phronomy_ray.errors import (
     AgentBusyError,
     BackpressureError,
@@ -25,7 +25,8 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.results import RunResult
 from phronomy_ray.testing.chaos import log
-from phronomy_ray.testing.chaos.agents import NAMES, Storm
+from phronomy_ray.testing.chaos.agents import NAMES, WORKER_MEMORY_BYTES, class_of
+from phronomy_ray.tools.pool_config import PoolConfig
 
 T = TypeVar("T")
 #: A mark: begin nothing any more.
@@ -38,6 +39,7 @@ PATIENCE_S = 240.0
 class LoadConfig:
     """What one driver does."""
 
+    #: Of the cluster; empty for agents in the driver's own process.
     address: str
     store: str
     namespace: str
@@ -59,8 +61,16 @@ class LoadConfig:
 
     def runtime(self) -> Runtime:
         """A runtime for it."""
+        if not self.address:
+            return Runtime(placement=InProcess(), store=self.store)
         placement = Packed(hosts=self.hosts) if self.hosts else Dedicated()
-        return Runtime(self.address, store=self.store, namespace=self.namespace, placement=placement)
+        return Runtime(
+            self.address,
+            store=self.store,
+            namespace=self.namespace,
+            placement=placement,
+            pools={"default": PoolConfig(worker_memory_bytes=WORKER_MEMORY_BYTES)},
+        )
 
 
 class Human:
@@ -74,7 +84,7 @@ class Human:
 
     def work(self) -> None:
         """Until it is enough."""
-        agent = persist(lambda: self._runtime.load_or_create(Storm, self._agent_id))
+        agent = persist(lambda: self._runtime.load_or_create(class_of(self._agent_id), self._agent_id))
         mine = [entry for entry in log.entries(log.HISTORY) if entry.get("agent_id") == self._agent_id]
         ended = {entry["execution_id"] for entry in mine if entry["kind"] == "ended"}
         begun = [entry for entry in mine if entry["kind"] == "begin"]

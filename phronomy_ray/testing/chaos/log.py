@@ -45,5 +45,14 @@ def mark(name: str) -> None:
     _path(f"{name}.mark").touch()
 
 
+def take_mark(name: str) -> bool:
+    """Remove a mark; whether it was there. Only one of many that try has it."""
+    try:
+        _path(f"{name}.mark").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _path(name: str) -> Path:
     return Path(os.environ[FOLDER_ENV]) / name

@@ -7,6 +7,9 @@ import enum
 import threading
 from collections.abc import Callable
 
+#: What the message that makes a commit durable holds: a transaction's end, or the roots that a group's one statement advances.
+COMMITS = (b"COMMIT", b'"new_last_commit_id"')
+
 
 class Cut(enum.Enum):
     """Where the next commit is cut."""
@@ -41,8 +44,8 @@ class CuttingProxy:
         """Close every connection."""
         self._call(self._close_all)
 
-    def arm(self, cut: Cut) -> None:
-        """Cut the next connection that commits."""
+    def arm(self, cut: Cut | None) -> None:
+        """Cut the next connection that commits, or none any more."""
         self._call(lambda: setattr(self, "_armed", cut))
 
     def close(self) -> None:
@@ -108,7 +111,7 @@ class CuttingProxy:
         client = pair[0]
         try:
             while data := await reader.read(65_536):
-                cut = self._armed if watches and b"COMMIT" in data else None
+                cut = self._armed if watches and any(mark in data for mark in COMMITS) else None
                 if cut is not None:
                     self._armed = None
                     self.cuts += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,21 @@ class FaultKind(enum.StrEnum):
     KILL_WORKER = "kill_worker"
     KILL_POOL = "kill_pool"
     KILL_SUPERVISOR = "kill_supervisor"
+    KILL_GATEWAY = "kill_gateway"
     #: SIGKILL to a driver, which is started again.
     KILL_DRIVER = "kill_driver"
     #: SIGKILL to a whole node; another one joins.
     KILL_NODE = "kill_node"
     #: SIGSTOP to an owner for some seconds, then SIGCONT.
     STOP_OWNER = "stop_owner"
+    #: The same to others.
+    STOP_WORKER = "stop_worker"
+    STOP_POOL = "stop_pool"
+    STOP_SUPERVISOR = "stop_supervisor"
+    STOP_GATEWAY = "stop_gateway"
+    STOP_DRIVER = "stop_driver"
+    #: The next tool body in a worker takes more memory than its worker may use.
+    EXHAUST_MEMORY = "exhaust_memory"
     #: All connections to the database are cut.
     CUT_STORE = "cut_store"
     #: The next connection that commits is cut before the server hears of it, or before the client hears of its end.
@@ -36,6 +45,12 @@ class FaultKind(enum.StrEnum):
 
 #: Faults that need a connection that can be cut.
 STORE_FAULTS = (FaultKind.CUT_STORE, FaultKind.CUT_BEFORE_COMMIT, FaultKind.CUT_AFTER_COMMIT)
+#: Faults that end by themselves: what was stopped goes on.
+STOPS = frozenset(kind for kind in FaultKind if kind.startswith("stop_"))
+#: Faults that need a cluster: without one only drivers and the store are left to harm.
+CLUSTER_FAULTS = tuple(
+    kind for kind in FaultKind if kind not in (*STORE_FAULTS, FaultKind.KILL_DRIVER, FaultKind.STOP_DRIVER)
+)
 #: How often each kind comes, relative to the others.
 _WEIGHTS = {
     FaultKind.KILL_OWNER: 4,
@@ -44,7 +59,14 @@ _WEIGHTS = {
     FaultKind.KILL_SUPERVISOR: 1,
     FaultKind.KILL_DRIVER: 1,
     FaultKind.KILL_NODE: 1,
+    FaultKind.KILL_GATEWAY: 1,
     FaultKind.STOP_OWNER: 2,
+    FaultKind.STOP_WORKER: 1,
+    FaultKind.STOP_POOL: 1,
+    FaultKind.STOP_SUPERVISOR: 1,
+    FaultKind.STOP_GATEWAY: 1,
+    FaultKind.STOP_DRIVER: 1,
+    FaultKind.EXHAUST_MEMORY: 2,
     FaultKind.CUT_STORE: 2,
     FaultKind.CUT_BEFORE_COMMIT: 2,
     FaultKind.CUT_AFTER_COMMIT: 2,
@@ -73,19 +95,27 @@ class Fault:
         }
 
 
-def plan_faults(seed: int, seconds: float, *, without: Sequence[FaultKind] = ()) -> list[Fault]:
-    """The faults of one run, in order; the same for the same arguments."""
+def plan_faults(
+    seed: int, seconds: float, *, without: Collection[FaultKind] = (), mean_pause_s: float = MEAN_PAUSE_S
+) -> list[Fault]:
+    """The faults of one run, in order; the same for the same arguments.
+
+    Kinds are dealt from a shuffled pack, so that each comes before another one comes too often.
+    """
     choice = random.Random(seed)
-    kinds = [kind for kind in FaultKind if kind not in without]
-    weights = [_WEIGHTS[kind] for kind in kinds]
+    pack = [kind for kind in FaultKind if kind not in without for _ in range(_WEIGHTS[kind])]
+    left: list[FaultKind] = []
+    least_s = min(MIN_PAUSE_S, mean_pause_s / 2)
     faults: list[Fault] = []
-    at_s = MIN_PAUSE_S
+    at_s = least_s
     while at_s < seconds:
-        kind = choice.choices(kinds, weights)[0]
+        if not left:
+            left = choice.sample(pack, len(pack))
+        kind = left.pop()
         pick = choice.random()
         for_s = round(choice.uniform(1.0, 4.0), 2)
-        faults.append(Fault(at_s, kind, pick, for_s if kind is FaultKind.STOP_OWNER else 0.0))
-        at_s += MIN_PAUSE_S + choice.expovariate(1 / (MEAN_PAUSE_S - MIN_PAUSE_S))
+        faults.append(Fault(at_s, kind, pick, for_s if kind in STOPS else 0.0))
+        at_s += least_s + choice.expovariate(1 / (mean_pause_s - least_s))
     return faults
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,27 +19,26 @@ from sqlalchemy.engine import make_url
 
 from phronomy_ray.store.migrate import Migrations
 from phronomy_ray.store.sql_store import open_store
-from phronomy_ray.testing import processes
-from phronomy_ray.testing.chaos import log
+from phronomy_ray.testing.chaos import log, witness
+from phronomy_ray.testing.chaos.adversary import Adversary
+from phronomy_ray.testing.chaos.agents import MODEL_URL_ENV
 from phronomy_ray.testing.chaos.checker import violations
 from phronomy_ray.testing.chaos.load import ENOUGH, LoadConfig
-from phronomy_ray.testing.chaos.proxy import Cut, CuttingProxy
-from phronomy_ray.testing.chaos.schedule import STORE_FAULTS, Fault, FaultKind, chosen, plan_faults
+from phronomy_ray.testing.chaos.proxy import CuttingProxy
+from phronomy_ray.testing.chaos.schedule import (
+    CLUSTER_FAULTS,
+    MEAN_PAUSE_S,
+    STORE_FAULTS,
+    Fault,
+    FaultKind,
+    plan_faults,
+)
 from phronomy_ray.testing.local_cluster import LocalCluster
 from phronomy_ray.testing.postgres import PostgresServer
 
 NAMESPACE = "storm"
 #: How long what was begun may take to end when the storm is over, in seconds.
 SETTLE_S = 180.0
-#: Titles of Ray's processes, by what may be done to them.
-_OWNERS = ("ray::AgentActor", "ray::HostActor")
-_TITLES = {
-    FaultKind.KILL_OWNER: _OWNERS,
-    FaultKind.STOP_OWNER: _OWNERS,
-    FaultKind.KILL_WORKER: ("ray::ToolWorker",),
-    FaultKind.KILL_POOL: ("ray::PoolActor",),
-    FaultKind.KILL_SUPERVISOR: ("ray::Supervisor",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,36 @@ class StormConfig:
     postgres: bool = False
     #: Hosts for packed agents; 0 for an actor each.
     hosts: int = 0
+    #: Agents live in their drivers, without Ray.
+    in_process: bool = False
     drivers: int = 2
     agents_per_driver: int = 2
+    #: Whether the first agent of every driver has a provider behind the model gateways.
+    by_gateway: bool = True
+    mean_pause_s: float = MEAN_PAUSE_S
+
+    @property
+    def without(self) -> frozenset[FaultKind]:
+        """Faults that there is nothing for."""
+        return frozenset(
+            (
+                *(STORE_FAULTS if not self.postgres else ()),
+                *(CLUSTER_FAULTS if self.in_process else ()),
+                *((FaultKind.KILL_GATEWAY, FaultKind.STOP_GATEWAY) if not self.has_gateways else ()),
+            )
+        )
+
+    @property
+    def has_gateways(self) -> bool:
+        """Whether model gateways are used."""
+        return self.by_gateway and not self.in_process
+
+    def agents_of(self, number: int) -> tuple[str, ...]:
+        """Ids of the agents of one driver."""
+        return tuple(
+            f"storm-{number}-{index}{'-by-gateway' if self.has_gateways and index == 0 else ''}"
+            for index in range(self.agents_per_driver)
+        )
 
 
 @dataclass
@@ -78,13 +103,19 @@ def run_storm(config: StormConfig, *, tell: Callable[[str], None] = lambda text:
     os.environ[log.FOLDER_ENV] = str(folder)
     try:
         with _database(config, folder) as (url, checked_url, proxy):
-            without = () if proxy is not None else STORE_FAULTS
-            report = StormReport(config, plan_faults(config.seed, config.seconds, without=without))
-            _Storm(config, folder, url, proxy, report, tell).run()
+            witness.install(checked_url)
+            planned = plan_faults(
+                config.seed, config.seconds, without=config.without, mean_pause_s=config.mean_pause_s
+            )
+            report = StormReport(config, planned)
+            with _provider(config):
+                _Storm(config, folder, url, proxy, report, tell).run()
             store = open_store(checked_url)
             try:
                 history = log.entries(log.HISTORY)
-                report.violations += violations(store, log.entries(log.EFFECTS), history)
+                report.violations += violations(
+                    store, log.entries(log.EFFECTS), history, witness.testimony(checked_url)
+                )
             finally:
                 store.close()
             report.executions = Counter(e["status"] for e in history if e["kind"] == "ended")
@@ -117,6 +148,33 @@ def _database(config: StormConfig, folder: Path) -> Iterator[tuple[str, str, Cut
             proxy.close()
 
 
+@contextmanager
+def _provider(config: StormConfig) -> Iterator[None]:
+    """A loopback model provider in a process of its own, which everything that starts from now on knows."""
+    if not config.has_gateways:
+        yield
+        return
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "phronomy_ray.testing.model_server",
+            "--script",
+            "phronomy_ray.testing.chaos.agents:obey",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        os.environ[MODEL_URL_ENV] = server.stdout.readline().strip()
+        yield
+    finally:
+        os.environ.pop(MODEL_URL_ENV, None)
+        server.kill()
+        server.wait()
+
+
 class _Storm:
     """One run."""
 
@@ -132,18 +190,18 @@ class _Storm:
         self._config = config
         self._folder = folder
         self._url = url
-        self._proxy = proxy
         self._report = report
         self._tell = tell
         self._drivers: list[subprocess.Popen[bytes]] = []
-        self._timers: list[threading.Timer] = []
-        self._nodes = 2
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", "")]))
         environment = {log.FOLDER_ENV: str(folder), **({"PYTHONPATH": path} if path else {})}
-        self._cluster = LocalCluster(workers=2, env=environment)
+        if MODEL_URL_ENV in os.environ:
+            environment[MODEL_URL_ENV] = os.environ[MODEL_URL_ENV]
+        self._cluster = None if config.in_process else LocalCluster(workers=2, env=environment)
+        self._adversary = Adversary(self._cluster, proxy, lambda: self._drivers)
 
     def run(self) -> None:
-        with self._cluster:
+        with self._cluster or nullcontext():
             try:
                 self._drivers = [self._start_driver(number) for number in range(self._config.drivers)]
                 self._wait_for_load()
@@ -153,12 +211,12 @@ class _Storm:
                     self._revive_drivers()
                     self._inject(fault)
                 time.sleep(max(0.0, begun + self._config.seconds - time.monotonic()))
-                for timer in self._timers:
-                    timer.join()
+                self._adversary.finish()
                 ended = time.monotonic()
                 self._settle()
                 self._report.settle_s = time.monotonic() - ended
             finally:
+                self._adversary.let_go()
                 for driver in self._drivers:
                     driver.kill()
                     driver.wait()
@@ -166,14 +224,13 @@ class _Storm:
     # --- drivers -----------------------------------------------------------------------------------------------
 
     def _start_driver(self, number: int) -> subprocess.Popen[bytes]:
-        count = self._config.agents_per_driver
         config = LoadConfig(
-            self._cluster.address,
+            self._cluster.address if self._cluster is not None else "",
             self._url,
             NAMESPACE,
             self._config.hosts,
             number,
-            tuple(f"storm-{number}-{index}" for index in range(count)),
+            self._config.agents_of(number),
             self._config.seed,
         )
         with (self._folder / f"driver-{number}.out").open("ab") as out:
@@ -219,67 +276,9 @@ class _Storm:
     # --- harm --------------------------------------------------------------------------------------------------
 
     def _inject(self, fault: Fault) -> None:
-        done = self._harm(fault)
+        done = self._adversary.harm(fault)
         (self._report.injected if done else self._report.idle)[fault.kind.value] += 1
         self._tell(f"{fault.at_s:6.1f} s {fault.kind.value}: {done or 'nothing to harm'}")
-
-    def _harm(self, fault: Fault) -> str:
-        """Do it; what was harmed, empty for nothing."""
-        match fault.kind:
-            case FaultKind.KILL_DRIVER:
-                number = int(fault.pick * len(self._drivers))
-                self._drivers[number].kill()
-                self._drivers[number].wait()
-                return f"driver {number}"
-            case FaultKind.KILL_NODE:
-                return self._kill_node(fault.pick)
-            case FaultKind.CUT_STORE | FaultKind.CUT_BEFORE_COMMIT | FaultKind.CUT_AFTER_COMMIT:
-                return self._cut(fault.kind)
-            case FaultKind.STOP_OWNER:
-                pid = chosen(fault.pick, self._pids(_TITLES[fault.kind]))
-                if pid is None:
-                    return ""
-                os.kill(pid, signal.SIGSTOP)
-                timer = threading.Timer(fault.for_s, _continue, (pid,))
-                timer.start()
-                self._timers.append(timer)
-                return f"process {pid} for {fault.for_s} s"
-            case _:
-                pid = chosen(fault.pick, self._pids(_TITLES[fault.kind]))
-                if pid is None:
-                    return ""
-                processes.kill_hard([pid])
-                return f"process {pid}"
-
-    def _kill_node(self, pick: float) -> str:
-        workers = [node for node in self._cluster.alive_nodes if not node.is_head]
-        node = chosen(pick, workers)
-        if node is None:
-            return ""
-        self._cluster.kill_node(node.node_id)
-        self._nodes += 1
-        self._cluster.add_node(f"worker-{self._nodes}")
-        return f"node {node.name}"
-
-    def _cut(self, kind: FaultKind) -> str:
-        assert self._proxy is not None
-        if kind is FaultKind.CUT_STORE:
-            self._proxy.cut_all()
-            return "all connections"
-        self._proxy.arm(Cut.BEFORE if kind is FaultKind.CUT_BEFORE_COMMIT else Cut.AFTER)
-        return "the next commit"
-
-    def _pids(self, titles: Sequence[str]) -> list[int]:
-        return sorted(
-            pid for pid in self._cluster.pids() if processes.command_line(pid).startswith(tuple(titles))
-        )
-
-
-def _continue(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
 
 
 def as_document(report: StormReport) -> dict[str, Any]:
@@ -288,7 +287,7 @@ def as_document(report: StormReport) -> dict[str, Any]:
         "seconds": report.config.seconds,
         "seed": report.config.seed,
         "store": "postgresql" if report.config.postgres else "sqlite",
-        "placement": f"packed:{report.config.hosts}" if report.config.hosts else "dedicated",
+        "placement": _placement_of(report.config),
         "planned": [fault.to_wire() for fault in report.planned],
         "injected": dict(report.injected),
         "nothing_to_harm": dict(report.idle),
@@ -297,3 +296,9 @@ def as_document(report: StormReport) -> dict[str, Any]:
         "settle_s": round(report.settle_s, 1),
         "violations": report.violations,
     }
+
+
+def _placement_of(config: StormConfig) -> str:
+    if config.in_process:
+        return "in_process"
+    return f"packed:{config.hosts}" if config.hosts else "dedicated"

@@ -93,7 +93,7 @@ def test_an_execution_is_looked_at(
             {"kind": "ended", "execution_id": "ex1", "status": "completed", "output": "lost"},
             "was told 'lost'",
         ),
-        ({"kind": "begin", "execution_id": "lost"}, None),
+        ({"kind": "begin", "execution_id": "ex1"}, "never settled"),
         ({"kind": "admitted", "execution_id": "lost"}, "not stored"),
         (
             {"kind": "ended", "execution_id": "ex1", "status": "cancelled", "output": None},
