@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,26 @@ class Distributions:
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def ledger() -> ModuleType:
+    """The checker of the ledger of field cases."""
+    path = ROOT / "tests" / "field_cases.py"
+    spec = importlib.util.spec_from_file_location("field_cases_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def all_tests(ledger: ModuleType) -> list[Any]:
+    """Every test that this repository has, read once for all who look through them."""
+    found: list[Any] = ledger.find_tests()
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
-
-import pytest
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 CASES = TESTS / "tool_assembly_cases.toml"
 NAMED = re.compile(r"^test_((?:TA\d\d_)+)")
 
 
-@pytest.fixture(scope="module")
-def finder() -> ModuleType:
-    path = TESTS / "field_cases.py"
-    spec = importlib.util.spec_from_file_location("field_cases_for_assembly", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_case_has_a_running_test_and_every_test_its_case(finder: ModuleType) -> None:
+def test_every_case_has_a_running_test_and_every_test_its_case(all_tests: list[Any]) -> None:
     cases = tomllib.loads(CASES.read_text(encoding="utf-8"))["case"]
     ids = [case["id"] for case in cases]
     assert ids == [f"TA{number:02}" for number in range(1, 84)]
@@ -36,7 +20,7 @@ def test_every_case_has_a_running_test_and_every_test_its_case(finder: ModuleTyp
     by_name: dict[str, list[object]] = {}
     named: dict[str, list[object]] = {}
     problems: list[str] = []
-    for test in finder.find_tests():
+    for test in all_tests:
         by_name.setdefault(test.name, []).append(test)
         if found := NAMED.match(test.name):
             for id_ in found[1].strip("_").split("_"):

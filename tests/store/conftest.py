@@ -114,41 +114,63 @@ class KeptPostgres:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        database = Database(url)
-        named = database.sql(
+        self._admin = Database(url)
+        named = self._admin.sql(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_name <> :version",
             version=VERSION_TABLE,
         )
-        self._tables = sorted(name for (name,) in named)
-        self._meta = database.sql("SELECT name, value FROM store_meta")
-        database.close()
+        self._meta = self._admin.sql("SELECT name, value FROM store_meta")
+        self._empty = "; ".join(
+            [
+                "SET LOCAL session_replication_role = replica",  # in any order
+                *(f'DELETE FROM "{name}"' for (name,) in sorted(named)),
+            ]
+        )
 
     def lend(self) -> Iterator[Database]:
         database = Database(self.url)
         yield database
-        for store in database._stores:
-            store.close()
-        with database.engine().begin() as connection:
-            connection.execute(text("SET LOCAL session_replication_role = replica"))  # in any order
-            for table in self._tables:
-                connection.execute(text(f'DELETE FROM "{table}"'))
+        database.close()
+        with self._admin.engine().begin() as connection:
+            connection.exec_driver_sql(self._empty)
             for name, value in self._meta:
                 connection.execute(
                     text("INSERT INTO store_meta (name, value) VALUES (:name, :value)"),
                     {"name": name, "value": value},
                 )
-        database.close()
+
+    def close(self) -> None:
+        self._admin.close()
 
 
 @pytest.fixture(scope="session")
-def kept_postgres(postgres: PostgresServer, postgres_template: str) -> KeptPostgres:
-    return KeptPostgres(postgres.create_database(template=postgres_template))
+def kept_postgres(postgres: PostgresServer, postgres_template: str) -> Iterator[KeptPostgres]:
+    kept = KeptPostgres(postgres.create_database(template=postgres_template))
+    yield kept
+    kept.close()
 
 
 @pytest.fixture
 def lent_postgres(kept_postgres: KeptPostgres) -> Iterator[Database]:
     """A migrated database for a test that leaves its schema alone."""
     yield from kept_postgres.lend()
+
+
+@pytest.fixture(scope="session")
+def kept_without_pgvector(postgres: PostgresServer, postgres_template: str) -> Iterator[KeptPostgres]:
+    url = postgres.create_database(template=postgres_template)
+    database = Database(url)
+    database.sql("DROP EXTENSION vector")
+    database.close()
+    kept = KeptPostgres(url)
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def lent_without_pgvector(kept_without_pgvector: KeptPostgres) -> Iterator[Database]:
+    """The same on a server without pgvector."""
+    yield from kept_without_pgvector.lend()
 
 
 @pytest.fixture
@@ -159,11 +181,22 @@ def empty_postgres(postgres: PostgresServer) -> Iterator[Database]:
     postgres.drop_database(database.url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest) -> Database:
-    found = request.getfixturevalue(f"{request.param}_database")
+def _one_of(request: pytest.FixtureRequest, names: dict[str, str]) -> Database:
+    found = request.getfixturevalue(names[request.param])
     assert isinstance(found, Database)
     return found
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Database:
+    """A migrated database without rows, for a test that leaves its schema alone."""
+    return _one_of(request, {"sqlite": "sqlite_database", "postgres": "lent_postgres"})
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def own_database(request: pytest.FixtureRequest) -> Database:
+    """The same for a test that changes the schema, or what is known of it."""
+    return _one_of(request, {"sqlite": "sqlite_database", "postgres": "postgres_database"})
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

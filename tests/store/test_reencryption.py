@@ -177,7 +177,7 @@ def test_a_stopped_run_is_gone_on_with(database: Any) -> None:
         assert left <= total
         assert seen(database.open(content_key=RING), "alice", "e1", "e2") == before
         try:
-            reencrypt(database, batch_rows=6, on_progress=stop)
+            reencrypt(database, batch_rows=15, on_progress=stop)
         except KeyboardInterrupt:
             assert old_values(database) < left, "every run makes progress"
     assert reencrypt(database).left == 0

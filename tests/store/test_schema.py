@@ -52,33 +52,33 @@ def test_upgrade_from_scratch_equals_the_metadata(empty_database: Any) -> None:
     assert _shape(empty_database) == migrated
 
 
-def test_check_names_a_difference(database: Any) -> None:
-    assert Migrations(database.url).check() == []
-    database.sql("DROP INDEX ix_journal_execution_id_position")
-    database.sql("ALTER TABLE events ADD COLUMN extra TEXT")
-    differences = "\n".join(Migrations(database.url).check())
+def test_check_names_a_difference(own_database: Any) -> None:
+    assert Migrations(own_database.url).check() == []
+    own_database.sql("DROP INDEX ix_journal_execution_id_position")
+    own_database.sql("ALTER TABLE events ADD COLUMN extra TEXT")
+    differences = "\n".join(Migrations(own_database.url).check())
     assert "ix_journal_execution_id_position" in differences
     assert "extra" in differences
 
 
 @pytest.mark.parametrize("version", [f"{int(HEAD) + 1:04}", "9999", "abcdef"])
-def test_newer_schema_is_refused(database: Any, version: str) -> None:
-    database.sql("UPDATE alembic_version SET version_num = :v", v=version)
+def test_newer_schema_is_refused(own_database: Any, version: str) -> None:
+    own_database.sql("UPDATE alembic_version SET version_num = :v", v=version)
     for attempt in (
-        lambda: database.open().list_agents(),
-        lambda: database.open(create=True),
-        lambda: Migrations(database.url).upgrade(),
+        lambda: own_database.open().list_agents(),
+        lambda: own_database.open(create=True),
+        lambda: Migrations(own_database.url).upgrade(),
     ):
         with pytest.raises(SchemaVersionError, match="newer"):
             attempt()
 
 
-def test_older_schema_is_refused_with_the_remedy(database: Any) -> None:
-    database.sql("UPDATE alembic_version SET version_num = '0000'")
+def test_older_schema_is_refused_with_the_remedy(own_database: Any) -> None:
+    own_database.sql("UPDATE alembic_version SET version_num = '0000'")
     with pytest.raises(SchemaVersionError, match="phronomy db upgrade"):
-        database.open().list_agents()
+        own_database.open().list_agents()
     with pytest.raises(SchemaVersionError, match="phronomy db upgrade"):
-        database.open(create=True)
+        own_database.open(create=True)
 
 
 def test_create_gives_an_empty_database_its_schema_once(empty_database: Any) -> None:

@@ -29,12 +29,12 @@ def _drop_pgvector(database: Any) -> None:
 
 @pytest.fixture(params=["sqlite", "pgvector", "postgres without pgvector"])
 def vector_database(request: pytest.FixtureRequest) -> Any:
-    if request.param == "sqlite":
-        return request.getfixturevalue("sqlite_database")
-    database = request.getfixturevalue("postgres_database")
-    if request.param != "pgvector":
-        _drop_pgvector(database)
-    return database
+    names = {
+        "sqlite": "sqlite_database",
+        "pgvector": "lent_postgres",
+        "postgres without pgvector": "lent_without_pgvector",
+    }
+    return request.getfixturevalue(names[request.param])
 
 
 @pytest.fixture
