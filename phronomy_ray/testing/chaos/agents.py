@@ -135,6 +135,13 @@ class StormByGateway(Storm):
     definition_id = "chaos-storm-by-gateway"
 
 
+class Contested(Storm):
+    """Is taken from its owners all the time, which is no crash loop."""
+
+    definition_id = "chaos-contested"
+    max_starts_without_progress = 10_000
+
+
 def class_of(agent_id: str) -> type[Storm]:
     """The class of an agent, from its id."""
     return StormByGateway if agent_id.endswith("-by-gateway") else Storm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "actors" / "importable"))
-
-import ray_testbed.session  # noqa: F401  sets the environment that agents are declared with
-from ray_testbed.agents import Puppet, turn
-from ray_testbed.session import fresh_name
-
 from phronomy_ray import InProcess, Runtime
-from phronomy_ray.errors import AgentBusyError, ConflictError
+from phronomy_ray.testing.chaos import log
 from phronomy_ray.testing.chaos.admission import Answer, Kind, Model, Operation, unexplained
+from phronomy_ray.testing.chaos.agents import Contested
+from phronomy_ray.testing.chaos.contest import Contestant
 
 DRIVERS = 8
 #: A slow machine needs longer until everything was asked that is worth looking at, in seconds.
@@ -95,13 +90,6 @@ def test_a_history_without_an_order_is_not(history: list[Operation], only_for_it
 WORTH_IT = {(START, DONE), (START, REFUSED), (APPROVE, DONE)}
 
 
-class Contested(Puppet):
-    """Is taken from its owners all the time, which is no crash loop."""
-
-    definition_id = "contested"
-    max_starts_without_progress = 10_000
-
-
 class Drivers:
     """Threads that do at random to one agent what drivers do; each writes down what it was told."""
 
@@ -109,29 +97,36 @@ class Drivers:
         self._runtimes = [open_runtime() for _ in range(2)]
         self._until = time.monotonic() + seconds
         self._at_the_latest = self._until + PATIENCE_S
-        self._seed = seed
-        self._agent_id = fresh_name("contested")
+        self._agent_id = f"contested-{seed}"
         self._runtimes[0].create(Contested, self._agent_id)
-        self._known: list[str] = []
+        self._contestants = [
+            Contestant(
+                self._runtimes[number % 2],
+                self._agent_id,
+                f"{seed}/{number}",
+                known=self._admitted,
+                tell=lambda operation: self.history.append(operation),
+            )
+            for number in range(DRIVERS)
+        ]
         self.history: list[Operation] = []
         self.failures: list[BaseException] = []
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._drive, args=(number,)) for number in range(DRIVERS)]
+        threads = [threading.Thread(target=self._drive, args=(item,)) for item in self._contestants]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _drive(self, number: int) -> None:
-        choice = random.Random(f"{self._seed}/{number}")
-        runtime = self._runtimes[number % 2]
+    def _drive(self, contestant: Contestant) -> None:
         try:
-            while self._goes_on():
-                self._one(choice, runtime)
-                time.sleep(choice.random() * 0.02)
+            contestant.drive(self._goes_on)
         except BaseException as error:  # the test says so
             self.failures.append(error)
+
+    def _admitted(self) -> list[str]:
+        return [item.execution_id for item in list(self.history) if (item.kind, item.answer) == (START, DONE)]
 
     def _goes_on(self) -> bool:
         now = time.monotonic()
@@ -141,48 +136,17 @@ class Drivers:
         """What was asked and answered at least once."""
         return {(item.kind, item.answer) for item in list(self.history)}
 
-    def _one(self, choice: random.Random, runtime: Runtime) -> None:
-        agent = runtime.agent(self._agent_id)
-        kind = choice.choice([Kind.START, Kind.START, Kind.APPROVE, Kind.APPROVE, Kind.CANCEL, Kind.UNLOAD])
-        execution_id = choice.choice(self._known[-3:]) if self._known else ""
-        if kind is Kind.UNLOAD:
-            self._told(kind, "", agent.unload)
-        elif kind is Kind.START:
-            execution_id = fresh_name("ex")
-            message = turn([("send", {"text": execution_id})])
-            if self._told(kind, execution_id, lambda: agent.start(message, execution_id=execution_id)):
-                self._known.append(execution_id)
-        elif execution_id and kind is Kind.CANCEL:
-            self._told(kind, execution_id, lambda: agent.cancel(execution_id))
-        elif execution_id:
-            self._approve(runtime, execution_id)
-
-    def _approve(self, runtime: Runtime, execution_id: str) -> None:
-        requests = runtime.store.approvals(execution_id=execution_id)
-        if requests:
-            request_id = requests[0].approval_request_id
-            self._told(Kind.APPROVE, execution_id, lambda: runtime.approve(execution_id, request_id))
-
-    def _told(self, kind: Kind, execution_id: str, call: Callable[[], object]) -> bool:
-        """Do it and write down what was answered; whether it was done."""
-        begun = time.monotonic()
-        answer = Answer.DONE
-        try:
-            if call() is False:
-                return False  # there was no process here to free: it says nothing of the agent
-        except (AgentBusyError, ConflictError):
-            answer = Answer.REFUSED
-        self.history.append(Operation(kind, execution_id, answer, begun, time.monotonic()))
-        return answer is Answer.DONE
-
     def close(self) -> None:
         for runtime in self._runtimes:
             runtime.close()
 
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=pytest.mark.full)])
-def test_what_drivers_are_told_has_one_order(sqlite_template: Path, tmp_path: Path, seconds: float) -> None:
+def test_what_drivers_are_told_has_one_order(
+    sqlite_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
     """Two processes' worth of owners take the agent from each other all the time, four drivers at each."""
+    monkeypatch.setenv(log.FOLDER_ENV, str(tmp_path))
     shutil.copyfile(sqlite_template, tmp_path / "agents.db")
     drivers = Drivers(
         lambda: Runtime(placement=InProcess(), store=f"sqlite:///{tmp_path}/agents.db"), seconds, seed=3
