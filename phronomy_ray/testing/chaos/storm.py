@@ -95,12 +95,15 @@ class StormReport:
     executions: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     settle_s: float = 0.0
+    #: Logs of drivers and effects (and the SQLite database), kept when something is wrong; else empty.
+    kept: str = ""
 
 
 def run_storm(config: StormConfig, *, tell: Callable[[str], None] = lambda text: None) -> StormReport:
     """Let the storm run and look at what is left."""
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
     os.environ[log.FOLDER_ENV] = str(folder)
+    is_right = False
     try:
         with _database(config, folder) as (url, checked_url, proxy):
             witness.install(checked_url)
@@ -121,9 +124,12 @@ def run_storm(config: StormConfig, *, tell: Callable[[str], None] = lambda text:
             report.executions = Counter(e["status"] for e in history if e["kind"] == "ended")
             report.errors = Counter(entry["code"] for entry in log.entries("errors"))
             report.violations += [f"a driver failed: {entry['error']}" for entry in log.entries("failures")]
+            is_right = not report.violations
+            report.kept = "" if is_right else str(folder)
             return report
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_right:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -295,6 +301,7 @@ def as_document(report: StormReport) -> dict[str, Any]:
         "errors_told_to_drivers": dict(report.errors),
         "settle_s": round(report.settle_s, 1),
         "violations": report.violations,
+        "kept": report.kept,
     }
 
 
