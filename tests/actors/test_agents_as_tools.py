@@ -120,34 +120,6 @@ def test_both_die_and_there_is_still_one_child_and_one_result(
     assert len(runtime.executions(agent_id=child_id)) == 1
 
 
-def test_cancelling_the_parent_ends_the_child(
-    runtime: Runtime, boss: AgentHandle, new_id: Callable[[str], str]
-) -> None:
-    gate = new_id("gate")
-    handle = boss.start(turn(helper([("hold", {"gate": gate})])))
-    child_id, child_execution = only_child(runtime, boss, handle.execution_id)
-    until_recorded(child_id, "hold", gate=gate)
-    pid = runtime.agent(child_id).status()["pid"]
-    handle.cancel("enough")
-    assert handle.wait(timeout=PATIENCE_S).status is ExecutionStatus.CANCELLED
-    child = runtime.agent(child_id).execution(child_execution)
-    effects.until(lambda: child.view().status.is_terminal, "the child to end")
-    assert child.view().status is ExecutionStatus.CANCELLED
-    assert not processes.wait_dead([pid], timeout_s=PATIENCE_S)
-    open_gate(gate)
-
-
-def test_a_childs_question_is_answered_under_its_own_name(runtime: Runtime, boss: AgentHandle) -> None:
-    handle = boss.start(turn(helper([("send", {"text": "really?"})])))
-    [request] = effects.until(runtime.pending_approvals, "the child to ask")
-    child_id, child_execution = only_child(runtime, boss, handle.execution_id)
-    assert (request.agent_id, request.execution_id) == (child_id, child_execution)
-    assert boss.status()["execution_status"] == "active"
-    runtime.approve(child_execution, request.approval_request_id, approved=True)
-    assert handle.result(timeout=PATIENCE_S).output == "done"
-    assert len(recorded(child_id, "send")) == 1
-
-
 async def test_vector_search_asks_the_gateways(
     bench: Bench, runtime: Runtime, new_id: Callable[[str], str]
 ) -> None:

@@ -56,11 +56,7 @@ def test_an_agent_is_edited_closed_deleted_and_made_anew(bench: Bench, new_id: N
     assert again.invoke("four").output == "you said: four"
     assert agent.transcript_messages()[0].content == "four", "a handle holds a name"
 
-
-def test_raw_handles_edit_and_delete(bench: Bench, new_id: Names) -> None:
-    runtime = bench.runtime()
-    agent_id = new_id("raw-edited")
-    actor = runtime.create(Puppet, agent_id).actor()
+    actor = again.actor()  # the same by plain calls of the actor
     first = ray.get(actor.add_knowledge.remote("It rains.", "ed_1"))
     assert ray.get(actor.add_knowledge.remote({"content": "It rains."}, "ed_1")) == first
     assert ray.get(actor.close.remote())["agent_revision"] == first["agent_revision"] + 1

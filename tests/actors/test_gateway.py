@@ -336,6 +336,7 @@ async def test_no_gateway_at_all_is_a_typed_error_within_its_patience(
     assert caught.value.code == "gateway_unavailable"
 
 
+@pytest.mark.full
 async def test_cost_of_the_way_through_the_gateway(model: GatewayModel, server: ModelServer) -> None:
     """Prints what a call through the actor costs over the direct one; the bound only catches a lost order of magnitude."""
     direct = LitellmModel()

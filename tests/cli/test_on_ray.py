@@ -159,17 +159,6 @@ def test_run_needs_a_human_and_approve_brings_it_to_its_end(terminal: Terminal) 
     assert story["execution"]["status"] == "completed"
     assert story["approvals"][0]["decided_by"] == "me"
     assert story["approvals"][0]["reason"] == "fine"
-    again = terminal.run(
-        "run",
-        "cli_agents:Helper",
-        "other",
-        "--agent-id",
-        "one",
-        "--execution-id",
-        request["execution_id"],
-        code=5,
-    )
-    assert "[state_conflict]" in again.stderr
 
 
 def test_a_rejection_ends_it_without_any_cluster(terminal: Terminal) -> None:
@@ -184,6 +173,9 @@ def test_a_rejection_ends_it_without_any_cluster(terminal: Terminal) -> None:
     rejected = terminal.run("reject", execution, "--wait", code=1, env=here)
     assert "rejected" in rejected.stderr
     terminal.run("watch", execution, code=1, env=here)
+    spent = ("--execution-id", execution)
+    other = terminal.run("run", "cli_agents:Helper", "other", "--agent-id", "two", *spent, code=5, env=here)
+    assert "[state_conflict]" in other.stderr
 
 
 def test_a_terminal_is_asked(terminal: Terminal) -> None:

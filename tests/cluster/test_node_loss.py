@@ -71,7 +71,7 @@ def test_a_batch_goes_on_after_its_node_is_lost_without_anybody_loading(
     assert len(recorded(agent.agent_id, "note")) == 1
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+@pytest.mark.parametrize("engine", [pytest.param("sqlite", marks=pytest.mark.full), "postgres"])
 def test_R07_an_owner_that_was_stopped_and_comes_back_cannot_commit_and_ends(
     bench: Bench, runtime: Runtime, new_id: Names
 ) -> None:
