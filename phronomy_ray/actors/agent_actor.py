@@ -11,10 +11,10 @@ from typing import Any
 import ray
 
 from phronomy_ray.actors.collector import settle_collector
-from phronomy_ray.actors.ray_calls import kill
+from phronomy_ray.actors.ray_calls import end_this_actor
 from phronomy_ray.actors.ray_metrics import AgentGauges
 from phronomy_ray.actors.ray_process import RayProcess, agent_stores
-from phronomy_ray.actors.signals import die_at_sigterm
+from phronomy_ray.actors.signals import die_at_sigterm, die_with_parent
 from phronomy_ray.errors import AgentParkedError, ConfigurationError, NotFoundError, PhronomyError
 from phronomy_ray.hosting.agent_life import MAX_WAITERS
 from phronomy_ray.hosting.agent_service import AgentService
@@ -34,6 +34,8 @@ class AgentActor(AgentService):
 
     def __init__(self, agent_id: str, wiring: AgentWiring) -> None:
         die_at_sigterm()
+        if ray.is_initialized():
+            die_with_parent()
         self._gauges = AgentGauges(agent_id)
         self._watchdog = LoopWatchdog(
             on_offence=self._blocked,
@@ -55,6 +57,7 @@ class AgentActor(AgentService):
         loop = asyncio.get_running_loop()
         self._boot = loop.create_task(self._start())
         self._sweep = loop.create_task(self._unload_when_unused())
+        self._retiring: asyncio.Task[bool] | None = None
 
     async def _start(self) -> None:
         """Recover without waiting for a caller, so that a restarted actor goes on by itself."""
@@ -95,8 +98,13 @@ class AgentActor(AgentService):
         self.begin_retiring()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Leave as soon as nothing runs, and end this process; whether that was within `timeout_s` seconds."""
-        return await self.retire(timeout_s)
+        """Leave as soon as nothing runs, and end this process; whether that was within `timeout_s` seconds. What still works then
+        leaves when it has done. Again is harmless.
+        """
+        if self._retiring is None or self._retiring.done():
+            self._retiring = asyncio.get_running_loop().create_task(self.retire())
+        await asyncio.wait([self._retiring], timeout=max(0.0, timeout_s))
+        return self._retiring.done() and self._retiring.result()
 
     async def serving(self) -> dict[str, int]:
         """Whom this process serves, with the epoch: the supervisor's question whether it lives."""
@@ -133,7 +141,7 @@ class AgentActor(AgentService):
         asyncio.get_running_loop().call_later(after_s, self._exit)
 
     def _exit(self) -> None:
-        kill(ray.get_runtime_context().current_actor)
+        end_this_actor()
 
     def _exit_unless_active(self) -> None:
         if not self.is_active:

@@ -11,10 +11,12 @@ import signal
 from collections import OrderedDict
 from typing import Any
 
+import ray
+
 from phronomy_ray.actors.collector import settle_collector
 from phronomy_ray.actors.ray_metrics import HostGauges
 from phronomy_ray.actors.ray_process import RayProcess, host_stores
-from phronomy_ray.actors.signals import die_at_sigterm
+from phronomy_ray.actors.signals import die_at_sigterm, die_with_parent
 from phronomy_ray.definition.placement import Packed
 from phronomy_ray.hosting.host import AgentHost
 from phronomy_ray.hosting.loop_watchdog import LoopWatchdog, Offence
@@ -35,6 +37,8 @@ class HostActor:
 
     def __init__(self, name: str, placement: Packed, store: StoreConfig, namespace: str = NAMESPACE) -> None:
         die_at_sigterm()
+        if ray.is_initialized():
+            die_with_parent()
         self._name = name
         self._gauges = HostGauges(name)
         self._memory = MemoryWatch()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -28,6 +32,8 @@ from phronomy_ray.hosting.agent_port import NoAnswer
 
 T = TypeVar("T")
 
+#: How long Ray may take to end an actor that asks for its own end, in seconds.
+EXIT_S = 20.0
 #: Async actors take long polls; each holds one of these.
 MAX_CONCURRENCY = 1_000
 
@@ -185,6 +191,35 @@ def is_unreachable(error: BaseException) -> bool:
 def kill(handle: ActorHandle[Any]) -> None:
     """End an actor for good, without restart."""
     ray.kill(handle, no_restart=True)
+
+
+def end_this_actor() -> None:
+    """End the present actor for good, and its process; returns at once.
+
+    Where the cluster has given this node up, the actor has been started elsewhere under the same Ray id: ending it by its handle would
+    hit the successor, so this process ends itself and nothing else. It does so as well when Ray has not ended it in `EXIT_S`.
+    """
+    context = ray.get_runtime_context()
+    actor, node = context.current_actor, context.get_node_id()
+
+    def end() -> None:
+        try:
+            if not _is_given_up(node):
+                kill(actor)
+                time.sleep(EXIT_S)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end, name="exit", daemon=True).start()
+
+
+def _is_given_up(node: str) -> bool:
+    """Whether the cluster counts a node as lost; not, when it does not say."""
+    try:
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001 - whatever Ray has against the question, its answer is missing
+        return False
+    return any(item["NodeID"] == node and not item["Alive"] for item in nodes)
 
 
 def node_id() -> str:

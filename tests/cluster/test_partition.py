@@ -18,42 +18,6 @@ Names = Callable[[str], str]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("engine", ["postgres"])
-def test_R07_a_node_that_was_cut_off_and_comes_back_commits_nothing(
-    bench: Bench, shared: Session, new_id: Names
-) -> None:
-    """The owner goes on working on its side of the cut, and offers its answer while another one has the agent."""
-    runtime = bench.runtime(placement=Dedicated(resources={SPOT: 1}))
-    agent = runtime.create(Puppet, new_id("alice"))
-    before = agent.status()
-    home = shared.cluster.node_of_pid(before["pid"]).name
-    shared.add_worker()  # where the next owner can live
-    gate = new_id("gate")
-    handle = agent.start(turn([("pay", {"amount": 1})], model_gates={2: gate}))
-    until_recorded(agent.agent_id, "pay")
-    waiting = in_background(lambda: handle.result(PATIENCE_S))
-    shared.cluster.cut_off(home)
-    try:
-        effects.until(
-            lambda: runtime.store.load_root(agent.agent_id).epoch > before["epoch"], "the next owner"
-        )
-        assert processes.is_alive(before["pid"]), "the former one is there all the time"
-        effects.open_gate(gate)  # now both have an answer to commit
-        assert waiting.result(PATIENCE_S).output == "done"
-        position = runtime.store.load_root(agent.agent_id).journal_position
-    finally:
-        shared.cluster.reconnect(home)
-    assert not processes.wait_dead([before["pid"]], timeout_s=PATIENCE_S), "the stale owner ends"
-    root = runtime.store.load_root(agent.agent_id)
-    assert root.journal_position == position
-    assert root.owner["pid"] != before["pid"]
-    assert len(recorded(agent.agent_id, "pay")) == 1
-    finals = [message.content for message in agent.transcript_messages() if message.content == "done"]
-    assert len(finals) == 1
-    assert agent.invoke("still there?", timeout=PATIENCE_S).output == "you said: still there?"
-
-
-@pytest.mark.full
 def test_agents_leave_a_node_that_is_drained_and_wake_elsewhere(
     bench: Bench, shared: Session, new_id: Names
 ) -> None:
@@ -90,3 +54,42 @@ def test_agents_leave_a_node_that_is_drained_and_wake_elsewhere(
     after = runtime.agent(worker).status()
     assert shared.cluster.node_of_pid(after["pid"]).name != home
     assert after["epoch"] > at[worker]["epoch"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_R07_a_node_that_was_cut_off_and_comes_back_commits_nothing(
+    bench: Bench, shared: Session, new_id: Names
+) -> None:
+    """The owner goes on working on its side of the cut, and offers its answer while another one has the agent."""
+    runtime = bench.runtime(placement=Dedicated(resources={SPOT: 1}))
+    agent = runtime.create(Puppet, new_id("alice"))
+    before = agent.status()
+    home = shared.cluster.node_of_pid(before["pid"]).name
+    shared.add_worker()  # where the next owner can live
+    gate = new_id("gate")
+    handle = agent.start(turn([("pay", {"amount": 1})], model_gates={2: gate}))
+    until_recorded(agent.agent_id, "pay")
+    waiting = in_background(lambda: handle.result(PATIENCE_S))
+    shared.cluster.cut_off(home)
+    try:
+        effects.until(
+            lambda: runtime.store.load_root(agent.agent_id).epoch > before["epoch"], "the next owner"
+        )
+        assert processes.is_alive(before["pid"]), "the former one is there all the time"
+        effects.open_gate(gate)  # now both have an answer to commit
+        assert waiting.result(PATIENCE_S).output == "done"
+        successor = agent.status()
+        # the former one has heard that its commit was refused, and leaves: itself, and not the actor, which is its successor now
+        assert not processes.wait_dead([before["pid"]], timeout_s=PATIENCE_S), "the stale owner ends"
+        assert agent.status()["pid"] == successor["pid"]
+        position = runtime.store.load_root(agent.agent_id).journal_position
+    finally:
+        shared.cluster.reconnect(home)
+    root = runtime.store.load_root(agent.agent_id)
+    assert root.journal_position == position
+    assert (root.epoch, root.owner["pid"]) == (successor["epoch"], successor["pid"])
+    assert len(recorded(agent.agent_id, "pay")) == 1
+    finals = [message.content for message in agent.transcript_messages() if message.content == "done"]
+    assert len(finals) == 1
+    assert agent.invoke("still there?", timeout=PATIENCE_S).output == "you said: still there?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -55,3 +56,28 @@ async def test_what_has_left_does_not_say_that_it_lives_here(monkeypatch: pytest
     monkeypatch.setattr(AgentActor, "is_lost", True)
     with pytest.raises(AgentUnloadedError):
         await actor.status()
+
+
+async def test_who_still_works_when_the_time_of_a_drain_is_over_leaves_when_it_has_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_done, left = asyncio.Event(), asyncio.Event()
+
+    class Working(Engine):
+        async def retire(self, timeout_s: float | None) -> bool:
+            try:
+                await asyncio.wait_for(has_done.wait(), timeout_s)
+            except TimeoutError:
+                return False
+            return True
+
+    monkeypatch.setattr(ray_process, "node_id", lambda: "node")
+    monkeypatch.setattr(ray_process, "cluster_name", lambda namespace: "cluster")
+    monkeypatch.setattr(AgentActor, "_exit_soon", lambda self, after_s: left.set())
+    actor = AgentActor("a1", AgentWiring(DefinitionSource("m:C"), StoreConfig("sqlite:////nowhere/x.db")))
+    actor._engine_made = Working()  # type: ignore[assignment]
+    assert await actor.drain(0.01) is False
+    assert await actor.drain(0.01) is False
+    has_done.set()
+    await asyncio.wait_for(left.wait(), 10)
+    assert await actor.drain(0.01) is True

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
+from phronomy_ray.actors import ray_calls
 from phronomy_ray.actors.ray_calls import answer_of, first_line, live_actor, service_options
 
 
@@ -80,3 +84,29 @@ def test_R02_R14_R17_actors_outlive_their_handles_reserve_no_cpu_and_repeat_no_c
     assert options["num_cpus"] == 0, "one that waits for tools leaves the CPUs to them"
     assert options["max_task_retries"] == 0, "a stream is not begun again by Ray"
     assert options["get_if_exists"]
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_an_actor_of_a_node_that_was_given_up_ends_itself_and_not_its_successor(
+    monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    """The successor has the same Ray id, so its handle is the handle of both."""
+    done: list[Any] = []
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    context = SimpleNamespace(current_actor="the actor", get_node_id=lambda: "n1")
+
+    def end_process(pid: int, number: int) -> None:
+        done.append((pid, number))
+        loop.call_soon_threadsafe(ended.set)
+
+    nodes = [{"NodeID": "n2", "Alive": True}, {"NodeID": "n1", "Alive": is_alive}]
+    monkeypatch.setattr(ray_calls.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray_calls.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray_calls, "kill", done.append)
+    monkeypatch.setattr(ray_calls, "EXIT_S", 0.01)
+    monkeypatch.setattr(ray_calls.os, "kill", end_process)
+    ray_calls.end_this_actor()
+    await asyncio.wait_for(ended.wait(), 10)
+    itself = (os.getpid(), signal.SIGKILL)
+    assert done == (["the actor", itself] if is_alive else [itself])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from pathlib import Path
@@ -12,22 +13,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "actors" / "importa
 
 import ray_testbed.session  # noqa: F401  sets the environment that agents are declared with
 from ray_testbed import effects
-from ray_testbed.agents import Puppet, turn
 from ray_testbed.session import fresh_name
 
-from phronomy_ray import InProcess, Runtime, SupervisionLimits
+from phronomy_ray import Agent, InProcess, Runtime, SupervisionLimits
 from phronomy_ray.clock import utc_now
 from phronomy_ray.journal import ExecutionStatus
+from phronomy_ray.models.script import ScriptRequest, Step, final
+from phronomy_ray.models.scripted import ScriptedModel
+
+
+async def once_open(request: ScriptRequest) -> Step:
+    """Answers when the gate that the message names is open, else not in this process; nobody looks again and again."""
+    if not effects.is_open(request.last_user):
+        await asyncio.sleep(3600)
+    return final("done")
+
+
+class Stuck(Agent):
+    """Is in its model call when its driver leaves."""
+
+    model = ScriptedModel(once_open)
+    definition_id = "stuck-in-a-call"
 
 
 def interrupt(store: str, number: int) -> list[str]:
     """So many executions whose driver has left in the middle of their model calls; ids of the executions."""
     gate = fresh_name("gate")
     with Runtime(placement=InProcess(), store=store, supervisor=True) as runtime:
-        ids = [
-            runtime.create(Puppet, fresh_name("one")).start(turn(model_gates={1: gate})).execution_id
-            for _ in range(number)
-        ]
+        ids = [runtime.create(Stuck, fresh_name("one")).start(gate).execution_id for _ in range(number)]
     effects.open_gate(gate)
     return ids
 
@@ -47,12 +60,12 @@ def recover(
 
         effects.until(have_ended, "all of them to end", timeout_s=timeout_s)
         [report] = runtime.supervisor_report() or [{}]
-        assert report["counts"]["wakes"] == number, "each was woken once"
+        assert report["counts"]["wakes"] >= number
         assert report["failing"] == []
         recovered = []
         for execution_id in ids:
             events = [row for row in runtime.store.events(execution_id) if row.type == "recovered"]
-            assert len(events) == 1
+            assert len(events) == 1, "whoever was woken twice was there already"
             recovered.append(events[0].created_at)
         took_s = (max(recovered) - begun).total_seconds()
         assert took_s >= (number - limits.max_wakes) / limits.wakes_per_s, "all but the first few have waited"
