@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ray_testbed.fixtures import kill_actor
 from ray_testbed.session import Session
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from phronomy_ray.cli.app import app
 from phronomy_ray.store.sql_store import open_store
@@ -68,6 +68,9 @@ class Holder(Agent):
     tools = (hold,)
 """
 
+#: Settings of commands that start no Ray, and have none to fall back on.
+WITHOUT_CLUSTER = {"PHRONOMY_PLACEMENT": "in-process", "PHRONOMY_RAY_ADDRESS": "nowhere:1"}
+
 
 def _hear_interrupts() -> None:
     """A shell starts background jobs deaf to SIGINT, and their children inherit that; a terminal's programs are not."""
@@ -109,6 +112,14 @@ class Terminal:
         done = CliRunner().invoke(app, [*words, "--json", "--store", self.store], prog_name="phronomy")
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
+
+    def here(self, *words: str, code: int = 0) -> Result:
+        """The same command in this process, which is then the process of the agents too: no cluster is asked."""
+        done = CliRunner().invoke(
+            app, words, prog_name="phronomy", env={**WITHOUT_CLUSTER, "PHRONOMY_STORE_URL": self.store}
+        )
+        assert done.exit_code == code, done.output
+        return done
 
     def start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -161,20 +172,20 @@ def test_run_needs_a_human_and_approve_brings_it_to_its_end(terminal: Terminal) 
     assert story["approvals"][0]["reason"] == "fine"
 
 
-def test_a_rejection_ends_it_without_any_cluster(terminal: Terminal) -> None:
+def test_a_rejection_ends_it_without_any_cluster(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command is the agent's process for as long as it runs."""
-    here = {"PHRONOMY_PLACEMENT": "in-process", "PHRONOMY_RAY_ADDRESS": "nowhere:1"}
+    monkeypatch.chdir(terminal.folder)
     result = terminal.run(
-        "run", "cli_agents:Helper", "hello", "--agent-id", "two", "--json", code=3, env=here
+        "run", "cli_agents:Helper", "hello", "--agent-id", "two", "--json", code=3, env=WITHOUT_CLUSTER
     )
     execution = json.loads(result.stdout)["execution_id"]
-    busy = terminal.run("run", "cli_agents:Helper", "another", "--agent-id", "two", code=5, env=here)
+    busy = terminal.here("run", "cli_agents:Helper", "another", "--agent-id", "two", code=5)
     assert "[agent_busy]" in busy.stderr
-    rejected = terminal.run("reject", execution, "--wait", code=1, env=here)
+    rejected = terminal.run("reject", execution, "--wait", code=1, env=WITHOUT_CLUSTER)
     assert "rejected" in rejected.stderr
-    terminal.run("watch", execution, code=1, env=here)
+    terminal.here("watch", execution, code=1)
     spent = ("--execution-id", execution)
-    other = terminal.run("run", "cli_agents:Helper", "other", "--agent-id", "two", *spent, code=5, env=here)
+    other = terminal.here("run", "cli_agents:Helper", "other", "--agent-id", "two", *spent, code=5)
     assert "[state_conflict]" in other.stderr
 
 
