@@ -16,7 +16,7 @@ from phronomy_ray.testing.chaos.proxy import Cut, CuttingProxy
 from phronomy_ray.testing.chaos.schedule import STOPS, Fault, FaultKind, chosen
 from phronomy_ray.testing.local_cluster import LocalCluster
 
-#: How long a trap (the next commit, the next tool body) may wait for its prey, in seconds.
+#: How long a trap (the next commit, the next tool body) waits for its prey, and a kill for a victim, in seconds.
 TRAP_S = 4.0
 #: Titles of Ray's processes, by what may be done to them.
 _OWNERS = ("ray::AgentActor", "ray::HostActor")
@@ -116,7 +116,10 @@ class Adversary:
     def _victim(self, fault: Fault) -> int | None:
         if fault.kind is FaultKind.STOP_DRIVER:
             return chosen(fault.pick, [item.pid for item in self._drivers() if item.poll() is None])
-        return chosen(fault.pick, self._pids(_TITLES[fault.kind]))
+        titles = _TITLES[fault.kind]
+        if self._cluster is not None:
+            _until(lambda: bool(self._pids(titles)))  # it may be on its way back from the fault before
+        return chosen(fault.pick, self._pids(titles))
 
     def _kill_node(self, pick: float) -> str:
         if self._cluster is None:
