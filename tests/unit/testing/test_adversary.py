@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "actors" / "importable"))
+
+import ray_testbed.session  # noqa: F401  sets the folder of effects
+from ray_testbed.effects import until
+
 from phronomy_ray.testing.chaos import adversary, log
 from phronomy_ray.testing.chaos.adversary import Adversary
 from phronomy_ray.testing.chaos.agents import HUNGRY
@@ -33,12 +38,12 @@ def test_what_is_stopped_goes_on(driver: subprocess.Popen[bytes], by_itself: boo
     harmful = Adversary(None, None, lambda: [driver])
     done = harmful.harm(Fault(0.0, FaultKind.STOP_DRIVER, 0.5, for_s=0.2 if by_itself else 60.0))
     assert str(driver.pid) in done
-    assert state_of(driver.pid) == "T"
+    until(lambda: state_of(driver.pid) == "T", "the driver to stop")
     if by_itself:
         harmful.finish()
     else:
         harmful.let_go()
-    assert state_of(driver.pid) != "T"
+    until(lambda: state_of(driver.pid) != "T", "the driver to go on")
 
 
 def test_a_killed_driver_is_dead(driver: subprocess.Popen[bytes]) -> None:
