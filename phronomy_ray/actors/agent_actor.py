@@ -79,7 +79,12 @@ class AgentActor(AgentService):
         await self._boot
         while every_s is not None and not self.is_lost:
             await asyncio.sleep(every_s)
-            if self.looks_unused() and await self.leave():
+            try:
+                has_left = self.looks_unused() and await self.leave()
+            except Exception:  # noqa: BLE001 - it is looked at again
+                _LOG.exception("agent %s could not leave", self.agent_id)
+                continue
+            if has_left:
                 _LOG.info("agent %s is unloaded: nobody has used it for a while", self.agent_id)
                 self._exit_soon(UNLOAD_LINGER_S)
 

@@ -46,7 +46,7 @@ class HostActor:
             on_offence=self._blocked,
             on_look=self._looked,
             on_end=self._die,
-            is_busy=lambda: self._host.bodies_on_loop > 0,
+            is_busy=lambda: self._host.has_bodies_on_loop,
         )
         self._process = RayProcess(
             name,

@@ -165,7 +165,7 @@ class Outlet(WorkerInputRestricted):
         if now_s - self.confirmed_at_s > self._limits.takeover_after_s / 2 and not await self.confirm():
             return False  # this process was stopped for a while, and somebody else delivers now
         answer = await self._sender.send(DeliveredEvent.of(delivery))
-        self._pace.heard(answer, now_s=self._time(), chance=random.random())
+        self._pace.heard(answer, begun_s=now_s, now_s=self._time(), chance=random.random())
         if answer.outcome is Outcome.UNABLE:
             assert answer.error is not None
             self._say(f"nothing can be sent: {answer.error.message} [{answer.error.code}]")

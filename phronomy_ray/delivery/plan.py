@@ -90,16 +90,20 @@ class Pace:
         #: Failures in a row that say that no event would fare better.
         self.failures = 0
         self._paused_until_s = 0.0
+        self._pause_began_s = 0.0
 
-    def heard(self, answer: Answer, *, now_s: float, chance: float) -> None:
-        """Take in the end of an attempt."""
+    def heard(self, answer: Answer, *, begun_s: float, now_s: float, chance: float) -> None:
+        """Take in the end of an attempt that began at `begun_s`."""
         if answer.outcome not in (Outcome.UNAVAILABLE, Outcome.UNABLE):
+            if begun_s < self._pause_began_s and now_s < self._paused_until_s:
+                return  # it went out before the receiver asked to be left in peace
             self.failures = 0
             self._paused_until_s = 0.0
             return
         if now_s < self._paused_until_s and not answer.retry_after_s:
             return  # one of those that were under way when the pause began
         self.failures += 1
+        self._pause_began_s = now_s
         until_s = now_s + pause_s(self.failures, answer, chance)
         self._paused_until_s = max(self._paused_until_s, until_s)
 

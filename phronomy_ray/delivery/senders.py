@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,6 +66,8 @@ class WebhookSender(WorkerInputRestricted):
     async def send(self, event: DeliveredEvent) -> Answer:
         """As `Sender.send`."""
         import httpx  # a tenth of a second, in the deliverer's process only
+
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every URL, which may hold a token
 
         body = event.body().encode()
         try:

@@ -184,7 +184,11 @@ class SingleWriter(WorkerInputRestricted):
             found = (await self._store.run(self._store.store.load_root, self.agent_id)).epoch
         except NotFoundError:
             found = 0
-        if found != epoch:
+        if not self.is_active or self._state.root.epoch != epoch:
+            await (
+                self.confirm_ownership()
+            )  # it has stopped, or begun anew, meanwhile: that answer is about the past
+        elif found != epoch:
             error = OwnershipLostError(
                 f"agent {self.agent_id!r} is owned by epoch {found}; this owner had {epoch}",
                 details={"agent_id": self.agent_id, "epoch": found},

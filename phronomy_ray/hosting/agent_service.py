@@ -16,16 +16,20 @@ from phronomy_ray.engine.creation import new_agent
 from phronomy_ray.engine.reserved import ReservedStart
 from phronomy_ray.errors import (
     AgentBusyError,
+    AgentClosedError,
     AgentUnloadedError,
+    BackpressureError,
     CommitOutcomeUnknownError,
     ConflictError,
     InvalidInputError,
+    NotFoundError,
 )
 from phronomy_ray.hosting.agent_life import AgentLife
 from phronomy_ray.hosting.wiring import NewAgentRequest
 from phronomy_ray.ids import check_id, new_detach_id, new_execution_id
 from phronomy_ray.journal import JournalRecord
 from phronomy_ray.kernel.inputs import Decide, EditKind, Resolve
+from phronomy_ray.results import RunResult
 from phronomy_ray.retention import Retention
 from phronomy_ray.tool_calls import Resolution
 
@@ -47,7 +51,7 @@ def from_the_owner(
     async def confirmed(self: AgentService, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return await method(self, *args, **kwargs)
-        except (AgentBusyError, ConflictError):
+        except (AgentBusyError, AgentClosedError, BackpressureError, ConflictError, NotFoundError):
             await self._engine().confirm_ownership()
             raise
 
@@ -221,7 +225,9 @@ class AgentService(AgentLife):
         )
         with self._waiting():
             result = await engine.wait(execution, until="suspended", timeout_s=min(wait_s, MAX_WAIT_S))
-        return (result or await engine.view(execution)).to_wire()
+        result = result or await engine.view(execution)
+        await self._confirm_wait(result)
+        return result.to_wire()
 
     async def result(
         self, execution_id: str, until: str = "terminal", wait_s: float = MAX_WAIT_S
@@ -231,11 +237,14 @@ class AgentService(AgentLife):
             result = await self._engine().wait(execution_id, until=until, timeout_s=min(wait_s, MAX_WAIT_S))
         if result is None:  # a former owner would wait for ever
             await self._engine().confirm_ownership_at_times()
+        await self._confirm_wait(result)
         return result.to_wire() if result is not None else None
 
     async def resume(self, execution_id: str) -> dict[str, Any]:
         """The execution as it is; activation has already continued whatever could be continued."""
-        return (await self._engine().view(execution_id)).to_wire()
+        result = await self._engine().view(execution_id)
+        await self._confirm_wait(result)
+        return result.to_wire()
 
     async def events(
         self, execution_id: str, after: int = 0, cursor: str | None = None, wait_s: float = 10.0
@@ -318,6 +327,11 @@ class AgentService(AgentLife):
             engine.store.store.read_journal, self.agent_id, after=after, limit=limit
         )
         return [record_wire(record) for record in records]
+
+    async def _confirm_wait(self, result: RunResult | None) -> None:
+        """Of a former owner's executions some wait for ever: whoever is told that one waits is told so by the owner."""
+        if result is not None and result.suspended:
+            await self._engine().confirm_ownership()
 
     def _check_here(self) -> None:
         """Raise `AgentUnloadedError` when the agent has left this process: its memory is of the past."""

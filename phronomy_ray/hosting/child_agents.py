@@ -41,7 +41,7 @@ from phronomy_ray.retention import PARENT_KEY
 from phronomy_ray.store.port import Store
 from phronomy_ray.tool_environment import ChildRequest
 
-_LOG = logging.getLogger("phronomy_ray.actors")
+_LOG = logging.getLogger("phronomy_ray.hosting")
 #: Key of a child's metadata that says whose child it is.
 LINEAGE_KEY = PARENT_KEY
 #: How often the unload of a child is tried, its own patience with an unreachable actor not counted.

@@ -58,6 +58,7 @@ class AgentHost:
         self._agents: dict[str, AgentService] = {}
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._thinning: asyncio.Task[int] | None = None
         self._look_every_s = MAX_LOOK_S
         self._look_sooner = asyncio.Event()
         #: Woken agents that have left again by themselves, since the start.
@@ -134,6 +135,11 @@ class AgentHost:
     def bodies_on_loop(self) -> int:
         """Tool bodies that run on the loop."""
         return sum(service.bodies_on_loop for service in list(self._agents.values()))
+
+    @property
+    def has_bodies_on_loop(self) -> bool:
+        """Whether any does. Cheaper to know: it is asked often."""
+        return any(service.bodies_on_loop for service in list(self._agents.values()))
 
     @property
     def size(self) -> int:
@@ -227,12 +233,12 @@ class AgentHost:
         return service
 
     def _keep_bound(self, newest: AgentService) -> None:
-        if len(self._agents) <= self._max_live:
+        if len(self._agents) <= self._max_live or (self._thinning is not None and not self._thinning.done()):
             return
         others = [item for item in self._agents.values() if item is not newest and item.can_be_woken]
         oldest = sorted(others, key=lambda item: item.used_at)
         wanted = len(self._agents) - self._max_live + min(LEAVE_AT_ONCE, self._max_live // 16)
-        self._spawn(self._unload(oldest[:wanted]))
+        self._thinning = self._spawn(self._unload(oldest[:wanted]))
 
     async def _unload(self, services: list[AgentService]) -> int:
         gone = 0
@@ -272,5 +278,5 @@ class AgentHost:
                 pass
             try:
                 await self.unload_unused()
-            except PhronomyError as error:
-                _LOG.warning("%s: an unused agent could not leave: %s", self.name, error)
+            except Exception:  # noqa: BLE001 - of one agent: the others are looked at again
+                _LOG.exception("%s: an unused agent could not leave", self.name)

@@ -111,8 +111,8 @@ class Shutdown:
             name for names in waited.values() if not isinstance(names, BaseException) for name in names
         )
         if not failures and not left:
-            for hook in self._hooks:
-                failures += _failures(await asyncio.gather(_outcome(hook)))
+            for number, hook in enumerate(self._hooks, start=1):
+                failures += _failures([*(await self._ask({f"hook {number}": hook}, remaining_s)).values()])
         return ShutdownResult(left, tuple(failures))
 
     async def _ask(

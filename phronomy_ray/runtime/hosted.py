@@ -16,6 +16,8 @@ from phronomy_ray.cancel_tokens import CancellationToken, Deadline
 from phronomy_ray.detachment import ApprovalWait, DetachRefusal, refused
 from phronomy_ray.engine.reserved import ReservedStart
 from phronomy_ray.errors import (
+    AgentUnreachableError,
+    HostClosedError,
     InvalidInputError,
     PhronomyError,
     RuntimeShutdownError,
@@ -34,6 +36,8 @@ from phronomy_ray.runtime.starting import start_execution
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.runtime")
+#: What says nothing of the execution: it is looked for again.
+_PASSING = (AgentUnreachableError, HostClosedError, StoreUnavailableError, WaitTimeoutError)
 #: How a hosted run ends for its host.
 HostedOutcome: TypeAlias = RunResult | ApprovalWait
 
@@ -143,7 +147,10 @@ class HostedExecution(WorkerInputRestricted):
             wait = ApprovalWait.from_wire(wire)
         except BaseException:
             self._detaching = False
-            self._watch = self._begin_to_watch()
+            try:
+                self._watch = self._begin_to_watch()
+            except PhronomyError as error:  # the runtime was closed meanwhile
+                self._fail(error)
             raise
         self._settle(wait)
         self._link.client.forget()
@@ -173,8 +180,8 @@ class HostedExecution(WorkerInputRestricted):
         while True:
             try:
                 result = await self._link.client.wait_once(self.execution_id, "terminal", SLICE_S)
-            except StoreUnavailableError as error:
-                _LOG.warning("hosted execution %s: the store cannot be reached: %s", self.execution_id, error)
+            except _PASSING as error:
+                _LOG.warning("hosted execution %s is not seen for now: %s", self.execution_id, error)
                 await asyncio.sleep(STORE_POLL_S)
                 continue
             if result is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Future
+from time import monotonic
 
 from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import safe_message
@@ -18,6 +19,8 @@ from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.runtime")
+#: How long it is taken for granted that a supervisor that was there still is, in seconds.
+RENEW_S = 300.0
 
 
 class Supervision(WorkerInputRestricted):
@@ -29,6 +32,7 @@ class Supervision(WorkerInputRestricted):
         self._home = home
         self._bridge = bridge
         self._started: Future[None] | None = None
+        self._started_at_s = 0.0
 
     @property
     def like(self) -> AgentWiring:
@@ -41,9 +45,17 @@ class Supervision(WorkerInputRestricted):
             self._bridge.submit(self._look())
 
     def begin(self) -> None:
-        """Start it unless that was done; returns at once."""
-        if self._config.supervisor is not None and (self._started is None or _has_failed(self._started)):
+        """Start it unless that was done a short while ago; returns at once.
+
+        Somebody's shutdown may have ended it since.
+        """
+        if self._config.supervisor is None:
+            return
+        now_s = monotonic()
+        is_old = now_s - self._started_at_s > RENEW_S
+        if self._started is None or _has_failed(self._started) or (self._started.done() and is_old):
             self._started = self._bridge.submit(self._start())
+            self._started_at_s = now_s
 
     async def ensure(self) -> None:
         """Start it, and wait until it answers. Raises what the cluster raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable
 
 from phronomy_ray.canonical_json import loads
-from phronomy_ray.errors import ConflictError, InvalidInputError
+from phronomy_ray.errors import ConflictError, InvalidInputError, PhronomyError
 from phronomy_ray.store import delivery_statements as statements
 from phronomy_ray.store.codec import RowDecoder, decode_time, encode_time, plain_json
 from phronomy_ray.store.database import SqlDatabase
@@ -23,9 +24,14 @@ from phronomy_ray.subscriptions import (
     target_from_wire,
 )
 
+_LOG = logging.getLogger("phronomy_ray.store")
+
 
 class SqlDeliveries(SqlDatabase):
     """See `store.delivery_port` for the contract of each method."""
+
+    #: Subscriptions that cannot be read here, which was said.
+    _left_to_others: frozenset[str] = frozenset()
 
     def add_subscription(self, subscription: Subscription) -> Subscription:
         """As `DeliveryStore.add_subscription`."""
@@ -88,8 +94,17 @@ class SqlDeliveries(SqlDatabase):
 
     def subscription_leases(self) -> list[SubscriptionLease]:
         """As `DeliveryStore.subscription_leases`."""
-        found = self._read(lambda connection: connection.execute(statements.SUBSCRIPTIONS).all())
-        return [SubscriptionLease(_to_subscription(row), row.holder, row.epoch, row.beats) for row in found]
+        found = []
+        for row in self._read(lambda connection: connection.execute(statements.SUBSCRIPTIONS).all()):
+            try:
+                subscription = _to_subscription(row)
+            except PhronomyError as error:  # of a newer release, whose deliverers understand it
+                if row.subscription_id not in self._left_to_others:
+                    _LOG.warning("subscription %s is left to others: %s", row.subscription_id, error.message)
+                self._left_to_others |= {row.subscription_id}
+                continue
+            found.append(SubscriptionLease(subscription, row.holder, row.epoch, row.beats))
+        return found
 
     def take_subscription(self, subscription_id: str, *, holder: str, epoch: int, beats: int) -> int | None:
         """As `DeliveryStore.take_subscription`."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from phronomy_ray.clock import Clock
-from phronomy_ray.errors import StoreError, safe_message
+from phronomy_ray.errors import safe_message
 from phronomy_ray.retention import Collectable, Collected, RetentionPolicy
 from phronomy_ray.store.port import Store
 from phronomy_ray.worker_inputs import WorkerInputRestricted
@@ -107,11 +107,11 @@ class CollectionJob(WorkerInputRestricted):
             await asyncio.sleep(self._every_s)
 
     async def collect(self) -> None:
-        """Collect now. A store that is away is an error of the report, and tried again next time."""
+        """Collect now. What goes wrong is told by the report, and tried again next time."""
         self._begun_at = self._clock.now()
         try:
             self._done = await collect_on_thread(self._store, self._policy, now=self._begun_at, dry_run=False)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next one may go well
             self._error = f"{type(error).__name__}: {safe_message(error)}"
             _LOG.warning("a collection failed: %s", self._error)
             return

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from phronomy_ray.errors import ConfigurationError
 from phronomy_ray.retention import RetentionPolicy
 
+_WHOLE = frozenset({"max_wakes", "hung_after_questions", "questions_per_round"})
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisionLimits:
@@ -53,6 +55,8 @@ class SupervisionLimits:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 < float(value) < float("inf"):  # type: ignore[arg-type]
                 raise ConfigurationError(f"{item.name} must be a positive number, not {value!r}")
+            if item.name in _WHOLE and not isinstance(value, int):
+                raise ConfigurationError(f"{item.name} must be a whole number, not {value!r}")
 
 
 __all__ = ["SupervisionLimits"]

@@ -32,7 +32,7 @@ from phronomy_ray.supervision.crowd import too_many
 from phronomy_ray.supervision.limits import SupervisionLimits
 from phronomy_ray.supervision.plan import Failure, WakePlan
 from phronomy_ray.supervision.population import Population
-from phronomy_ray.supervision.signs import LEFT, Answer
+from phronomy_ray.supervision.signs import LEFT, Answer, Presence
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray.supervision")
@@ -202,8 +202,8 @@ class Supervisor(WorkerInputRestricted):
                 continue
             try:
                 await self._beat()
-            except StoreError as error:  # the rounds tell of it
-                _LOG.debug("no beat: %s", error)
+            except Exception as error:  # noqa: BLE001 - the rounds tell of it; without beats this cluster would look lost
+                _LOG.debug("no beat: %s: %s", type(error).__name__, safe_message(error))
 
     async def _pages(self, kind: WorkKind, now: datetime) -> list[OpenWork]:
         found: list[OpenWork] = []
@@ -221,7 +221,11 @@ class Supervisor(WorkerInputRestricted):
         timeout_s = self._limits.answer_timeout_s
 
         async def ask(process: str) -> tuple[str, Answer]:
-            return process, await self._population.ask(process, timeout_s=timeout_s)
+            try:
+                return process, await self._population.ask(process, timeout_s=timeout_s)
+            except Exception as error:  # noqa: BLE001 - of one process: the round is about all of them
+                _LOG.warning("process %s: %s: %s", process, type(error).__name__, safe_message(error))
+                return process, Answer(Presence.SILENT)
 
         return dict(await asyncio.gather(*(ask(process) for process in processes)))
 

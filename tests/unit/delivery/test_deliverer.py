@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
+import sqlite3
 import time
 from collections import Counter
 from pathlib import Path
@@ -440,3 +442,21 @@ async def test_a_store_that_is_away_for_a_while_ends_nothing(post: Post, receive
     await post.until_done()
     assert receiver.keys == [("ex-alice", 1), ("ex-alice", 2)]
     faulty.inner.close()
+
+
+async def test_a_subscription_of_a_newer_release_is_left_to_its_deliverers_and_stops_no_other(
+    post: Post, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    post.subscribe(receiver, "newer")
+    post.subscribe(receiver)
+    with sqlite3.connect(post.url.removeprefix("sqlite:///")) as connection:
+        row = connection.execute(
+            "SELECT target FROM subscriptions WHERE subscription_id = 'newer'"
+        ).fetchone()
+        target = json.dumps({**json.loads(row[0]), "v": 999})
+        connection.execute("UPDATE subscriptions SET target = ? WHERE subscription_id = 'newer'", (target,))
+    connection.close()
+    post.tell("alice", 1)
+    post.deliverer()
+    await until(lambda: receiver.keys == [("ex-alice", 1)])
+    assert "subscription newer is left to others" in caplog.text

@@ -71,36 +71,46 @@ def test_a_receiver_is_left_in_peace_as_long_as_it_asks(asked: float, given_s: f
 def test_a_receiver_that_is_away_is_tried_by_one_event() -> None:
     pace = Pace(8)
     assert pace.room(3, 0.0) == 5
-    pace.heard(BUSY, now_s=10.0, chance=1.0)
+    pace.heard(BUSY, begun_s=9.5, now_s=10.0, chance=1.0)
     for _ in range(7):
-        pace.heard(BUSY, now_s=10.5, chance=1.0)  # those that were under way
+        pace.heard(BUSY, begun_s=9.5, now_s=10.5, chance=1.0)  # those that were under way
     assert (pace.failures, pace.left_s(10.5), pace.room(0, 10.5)) == (1, 0.5, 0)
     assert pace.room(0, 11.0) == 1
     assert pace.room(1, 11.0) == 0
-    pace.heard(BUSY, now_s=11.0, chance=1.0)
+    pace.heard(BUSY, begun_s=11.0, now_s=11.0, chance=1.0)
     assert pace.left_s(11.0) == 2.0
-    pace.heard(OK, now_s=13.0, chance=1.0)
+    pace.heard(OK, begun_s=13.0, now_s=13.0, chance=1.0)
     assert pace.room(0, 13.0) == 8
 
 
 def test_an_event_that_is_refused_slows_nobody_else() -> None:
     pace = Pace(8)
     for _ in range(20):
-        pace.heard(NO, now_s=1.0, chance=1.0)
+        pace.heard(NO, begun_s=1.0, now_s=1.0, chance=1.0)
     assert pace.room(0, 1.0) == 8
 
 
 def test_what_cannot_be_sent_at_all_pauses_too() -> None:
     pace = Pace(8)
-    pace.heard(Answer(Outcome.UNABLE, ERROR), now_s=0.0, chance=1.0)
+    pace.heard(Answer(Outcome.UNABLE, ERROR), begun_s=0.0, now_s=0.0, chance=1.0)
     assert (pace.failures, pace.room(0, 0.5), pace.room(0, 1.0)) == (1, 0, 1)
 
 
 def test_retry_after_of_any_answer_counts() -> None:
     pace = Pace(8)
-    pace.heard(BUSY, now_s=0.0, chance=1.0)
-    pace.heard(Answer(Outcome.UNAVAILABLE, ERROR, 50.0), now_s=0.5, chance=1.0)
+    pace.heard(BUSY, begun_s=0.0, now_s=0.0, chance=1.0)
+    pace.heard(Answer(Outcome.UNAVAILABLE, ERROR, 50.0), begun_s=0.0, now_s=0.5, chance=1.0)
     assert pace.left_s(0.5) == 50.0
+
+
+def test_what_was_sent_before_a_receiver_asked_for_peace_does_not_end_it() -> None:
+    pace = Pace(8)
+    pace.heard(Answer(Outcome.UNAVAILABLE, ERROR, 60.0), begun_s=9.0, now_s=10.0, chance=1.0)
+    for late in (OK, NO):
+        pace.heard(late, begun_s=9.0, now_s=10.1, chance=1.0)
+    assert (pace.left_s(10.1), pace.failures) == (59.9, 1)
+    pace.heard(OK, begun_s=70.0, now_s=70.1, chance=1.0)
+    assert (pace.room(0, 70.1), pace.failures) == (8, 0)
 
 
 def lease(holder: str = "other", epoch: int = 1, beats: int = 0, name: str = "s1") -> SubscriptionLease:

@@ -15,10 +15,12 @@ from phronomy_ray.errors import (
     AgentUnloadedError,
     NotFoundError,
     OwnershipLostError,
+    StoreUnavailableError,
 )
-from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, ToolCallStatus
+from phronomy_ray.journal import AgentRoot, ApprovalStatus, ExecutionStatus, ToolCallStatus
 from phronomy_ray.kernel.inputs import Decide
 from phronomy_ray.models.scripted import call, calls, final, hang
+from phronomy_ray.testing.faulty_store import FaultyStore
 from phronomy_ray.tool_calls import ToolContext
 
 
@@ -239,6 +241,31 @@ async def test_one_that_has_lost_the_agent_while_it_was_asked_does_not_confirm_a
     for question in (other.find_out(), other.confirm_ownership()):
         with pytest.raises(AgentUnloadedError):
             await question
+
+
+async def test_an_owner_that_begins_anew_while_it_looks_is_not_its_own_successor(lab: Any) -> None:
+    """The store was away, a commit failed, the engine began anew under another epoch; meanwhile somebody asked who owns it."""
+    store = FaultyStore(lab.store)
+    engine = lab.engine(lab.define([final("x")]), store=store)
+    await engine.activate()
+    begun, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def late(agent_id: str) -> AgentRoot:
+        loop.call_soon_threadsafe(begun.set)
+        gate.wait(20)
+        return lab.store.load_root(agent_id)
+
+    store.load_root = late
+    looking = asyncio.ensure_future(engine.confirm_ownership())
+    await begun.wait()
+    engine._halt_once(StoreUnavailableError("away"))
+    await engine.activate()
+    store.load_root = lab.store.load_root
+    gate.set()
+    await looking
+    assert engine.is_active
+    assert (await lab.run(engine, "go")).output == "x"
 
 
 async def test_one_that_serves_nobody_has_nothing_to_find_out(lab: Any) -> None:

@@ -232,3 +232,20 @@ async def test_a_caller_that_gives_up_changes_nothing_for_the_others() -> None:
     gate.set()
     assert (await patient).is_clean
     assert impatient.cancelled()
+
+
+async def test_a_hook_that_never_returns_is_given_up() -> None:
+    log: list[str] = []
+    shutdown = Shutdown(answer_s=0.05)
+
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    async def second() -> None:
+        log.append("second hook")
+
+    shutdown.add_hook(stuck)
+    shutdown.add_hook(second)
+    result = await shutdown.run(0.05)
+    assert log == ["second hook"]
+    assert ["hook 1" in failure.message for failure in result.failures] == [True]

@@ -71,3 +71,23 @@ def test_whoever_waits_at_a_former_owner_hears_of_the_end(
     present.approve(handle.execution_id, request.approval_request_id)
     assert present.execution(handle.execution_id).result(PATIENCE_S).output == "done"
     assert handle.result(PATIENCE_S).output == "done"
+
+
+def test_a_former_owner_does_not_say_that_a_human_is_waited_for(drivers: Drivers) -> None:
+    handle = drivers.former.start(turn([("send", {"text": "x"})]))
+    request = handle.wait("suspended", PATIENCE_S).approvals[0]
+    present = drivers.take()
+    present.approve(handle.execution_id, request.approval_request_id)
+    assert present.execution(handle.execution_id).result(PATIENCE_S).output == "done"
+    assert not drivers.former.resume(handle.execution_id).suspended
+    assert handle.wait("suspended", PATIENCE_S).output == "done"
+
+
+def test_a_former_owner_does_not_say_that_there_is_no_such_request(drivers: Drivers) -> None:
+    handle = drivers.former.start(turn([("send", {"text": "x"})], [("send", {"text": "y"})]))
+    first = handle.wait("suspended", PATIENCE_S).approvals[0]
+    present = drivers.take()
+    present.approve(handle.execution_id, first.approval_request_id)
+    second = present.execution(handle.execution_id).wait("suspended", PATIENCE_S).approvals[0]
+    drivers.former.approve(handle.execution_id, second.approval_request_id)
+    assert present.execution(handle.execution_id).result(PATIENCE_S).output == "done"

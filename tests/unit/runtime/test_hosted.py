@@ -27,14 +27,17 @@ from phronomy_ray.cancel_tokens import CancellationToken, Deadline
 from phronomy_ray.detachment import ApprovalWait, DetachRefusal
 from phronomy_ray.errors import (
     AgentBusyError,
+    AgentUnreachableError,
     CancellationError,
     DeadlineExceededError,
+    HostClosedError,
     InvalidInputError,
     NotFoundError,
     RuntimeShutdownError,
     StateConflictError,
     WaitTimeoutError,
 )
+from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.reservations import ReservedExecution
 from phronomy_ray.results import RunResult
@@ -151,6 +154,30 @@ def test_a_run_without_a_question_ends_with_its_result(worker: Workers, new_id: 
     assert result.output == "you said: hello"
     assert told.wait(PATIENCE_S)
     assert heard == [(result, None)]
+
+
+def test_what_passes_does_not_end_a_hosted_run(
+    worker: Workers, new_id: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passing: list[Exception] = [
+        WaitTimeoutError("no answer"),
+        HostClosedError("drained"),
+        AgentUnreachableError("away"),
+    ]
+    wait_once = AgentClient.wait_once
+
+    async def troubled(self: AgentClient, *args: Any) -> RunResult | None:
+        if passing:
+            raise passing.pop()
+        return await wait_once(self, *args)
+
+    monkeypatch.setattr(AgentClient, "wait_once", troubled)
+    monkeypatch.setattr("phronomy_ray.runtime.hosted.STORE_POLL_S", 0.01)
+    agent = worker().create(Puppet, new_id("hosted"))
+    hosted = agent.start_hosted(agent.reserve(), turn())
+    result = hosted.result(PATIENCE_S)
+    assert isinstance(result, RunResult)
+    assert (result.output, passing) == ("done", [])
 
 
 def test_a_run_that_fails_raises_its_error(worker: Workers, new_id: Names) -> None:

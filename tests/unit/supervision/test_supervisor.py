@@ -71,6 +71,23 @@ async def test_a_hung_owner_is_ended_and_replaced(town: Any) -> None:
     assert await town.round(5.0) == []
 
 
+async def test_a_process_that_cannot_be_asked_stops_nobody_elses_supervision(
+    town: Any, monkeypatch: Any
+) -> None:
+    town.running("odd", "agent:odd")
+    town.running("lost", "agent:lost")
+    ask = town.population.ask
+
+    async def asked(process: str, *, timeout_s: float) -> Answer:
+        if process == "agent:odd":
+            raise AttributeError("it has no method 'serving'")
+        answer: Answer = await ask(process, timeout_s=timeout_s)
+        return answer
+
+    monkeypatch.setattr(town.population, "ask", asked)
+    assert await town.round() == ["lost"]
+
+
 async def test_a_wake_that_fails_is_told_and_tried_again(town: Any) -> None:
     town.running("slow", "agent:slow", age_s=2)
     town.running("changed", "agent:changed", age_s=1)

@@ -245,6 +245,11 @@ def test_limits_are_positive_numbers(wrong: object) -> None:
         SupervisionLimits(look_every_s=wrong)  # type: ignore[arg-type]
 
 
+def test_what_is_counted_is_whole() -> None:
+    with pytest.raises(ConfigurationError, match="max_wakes must be a whole number"):
+        SupervisionLimits(max_wakes=0.5)  # type: ignore[arg-type]
+
+
 def test_a_retention_is_a_policy() -> None:
     with pytest.raises(ConfigurationError, match="retention"):
         SupervisionLimits(retention=30)  # type: ignore[arg-type]
