@@ -104,26 +104,6 @@ def test_a_tool_that_uses_its_node_up_costs_no_agent_its_life(
     assert len(recorded(agents[0].agent_id, "eat")) == 1
 
 
-@pytest.mark.full
-def test_R05_what_ray_itself_kills_for_memory_is_not_run_again(
-    small: Callable[..., Runtime], new_id: Callable[[str], str]
-) -> None:
-    """The body holds the interpreter while it allocates, so that its worker notices nothing: Ray's monitor acts, on whom it likes."""
-    runtime = small()
-    agents = [runtime.create(Swimmer, new_id("bystander")) for _ in range(2)]
-    for name in ("gulp", "gulp_alone"):
-        handle = agents[0].start(turn([(name, {"size": 3 * ROOM_BYTES})]))
-        waiting = handle.wait("suspended", PATIENCE_S)
-        [row] = runtime.store.tool_calls(handle.execution_id)
-        assert (row.status, row.attempt) == ("unknown", 1)
-        assert len(recorded(agents[0].agent_id, "gulp", name=name)) == 1, "not run again, by nobody"
-        [call] = waiting.unresolved
-        agents[0].resolve(handle.execution_id, call.tool_call_id, "succeeded", result="it ate")
-        assert handle.result(PATIENCE_S).output == "done"
-    for agent in agents:
-        assert agent.invoke("alive?", timeout=PATIENCE_S).output == "you said: alive?"
-
-
 def test_R05_only_a_process_that_has_grown_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = MemoryWatch(lambda reason: None)
     monkeypatch.setattr("phronomy_ray.actors.memory_watch.node_bytes", lambda: (99 * GIB, 100 * GIB))

@@ -415,23 +415,7 @@ def _eat(size: int, context: ToolContext) -> str:
     return f"ate {len(eaten)} pieces"
 
 
-@tool(on_error="suppress", timeout_s=60)
-def gulp(size: int, context: ToolContext) -> int:
-    """Eat memory in one call of C, not to be repeated."""
-    effects.record(context.agent_id, "gulp", name="gulp")
-    return len(b"x" * size)
-
-
-@tool(on_error="suppress", execution_mode="cpu_bound", timeout_s=60)
-def gulp_alone(size: int, context: ToolContext) -> int:
-    """The same in a task of its own."""
-    effects.record(context.agent_id, "gulp", name="gulp_alone")
-    return len(b"x" * size)
-
-
 POOL_TOOLS = [
-    gulp,
-    gulp_alone,
     devour,
     nibble,
     devour_alone,
