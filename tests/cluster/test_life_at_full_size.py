@@ -12,14 +12,12 @@ from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
 from ray_testbed.fixtures import Bench
 from ray_testbed.session import Session
 
-from phronomy_ray import Dedicated, Packed, SupervisionLimits
+from phronomy_ray import Dedicated, Packed
 from phronomy_ray.testing import processes
 
 pytestmark = pytest.mark.full
 
 Names = Callable[[str], str]
-#: Impatient, so that the tests are short.
-LIMITS = SupervisionLimits(look_every_s=0.2, foreign_after_s=3.0, first_retry_s=0.2)
 
 
 def resident_kib(pid: int) -> int:
