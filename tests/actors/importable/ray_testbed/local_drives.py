@@ -118,7 +118,8 @@ def stop_in_next_commit(store: str, agent_id: str, where: Where) -> None:
     def stop(*_: Any) -> None:
         if armed.pop() if armed else False:
             effects.record(agent_id, "stops", where=where)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # to this thread: one that is sent to the process may find another thread first, and this one would go on for a moment
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     is_sqlite = store.startswith("sqlite")
     if where is Where.INSIDE:
