@@ -19,7 +19,7 @@ from phronomy_ray.errors import CancellationError, DeadlineExceededError, Invali
 from phronomy_ray.worker_inputs import WorkerInputRestricted
 
 _LOG = logging.getLogger("phronomy_ray")
-#: Longest time that a timer is set for at once, in seconds.
+#: Longest time that a timer is set for at once, in seconds; after it the time is looked at again.
 _MAX_TIMER_S = 1e6
 
 
@@ -173,14 +173,24 @@ class CancellationToken(WorkerInputRestricted):
         links = [parent.on_cancel(self.cancel) for parent in self._parents]
         timer = None
         if self.deadline is not None:
-            timer = threading.Timer(min(self.deadline.remaining_s, _MAX_TIMER_S), self._time_is_over)
-            timer.daemon = True
-            timer.start()
+            timer = self._timer_to(self.deadline)
         with self._lock:
             self._links, self._timer = links, timer
 
-    def _time_is_over(self) -> None:
-        self.cancel(DeadlineExceededError.default_code)
+    def _timer_to(self, deadline: Deadline) -> threading.Timer:
+        timer = threading.Timer(min(deadline.remaining_s, _MAX_TIMER_S), self._look, (deadline,))
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _look(self, deadline: Deadline) -> None:
+        """Cancel when its time is over; a longer time than a timer takes is looked at again."""
+        if deadline.is_over:
+            self.cancel(DeadlineExceededError.default_code)
+            return
+        with self._lock:
+            if self._callbacks:  # somebody waits still
+                self._timer = self._timer_to(deadline)
 
     def _let_go(self) -> None:
         with self._lock:

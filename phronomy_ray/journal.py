@@ -286,6 +286,8 @@ class QueuedRequest:
     #: Names of what was set for the agent's instance when it came; an owner without them does not begin it.
     options: dict[str, list[str]]
     queued_at: datetime
+    #: As in `ExecutionRow`; it counts while the request waits.
+    deadline_at: datetime | None = None
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -321,6 +323,8 @@ class ExecutionRow:
     error: dict[str, Any] | None = None
     terminal_reason: str | None = None
     cancel_requested_at: datetime | None = None
+    #: When its caller's time is over, fixed at the start; ``None`` for no limit (and in rows of before migration 0012).
+    deadline_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ class WorkKind(StrEnum):
     EXPIRED = "expired"
     #: Somebody wishes its execution to end, and no owner has taken that up: whoever wished it could not tell.
     WISHED = "wished"
+    #: The time that its execution's caller has given it is over, whatever it does or waits for.
+    OVERDUE = "overdue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class OpenWork:
 
     kind: WorkKind
     agent_id: str
-    #: Since when it is to be done: start of the execution, oldest request, expiry, wish.
+    #: Since when it is to be done: start of the execution, oldest request, expiry, wish, deadline.
     since: datetime
     #: Id that is unique among work of this kind: of the execution, the agent, or the approval request.
     key: str

@@ -1,7 +1,7 @@
 """How long executions may take by their callers' word, counted by the clock of the process that works on them.
 
-Between processes the remaining time travels, never a clock reading. What an earlier owner has used is not known to the next one,
-which counts the whole time again; the caller's own clock goes on meanwhile and ends it in time.
+Between processes the remaining time travels, never a clock reading. From owner to owner it is the moment that is stored with the
+execution (`ExecutionRow.deadline_at`): whoever takes the agent over counts what is left of it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-#: Longest delay that a loop is given at once, in seconds.
-_MAX_DELAY_S = 1e6
+#: Longest delay that a loop is given at once, in seconds; after it the time is looked at again.
+MAX_DELAY_S = 1e6
 
 
 class Deadlines:
@@ -28,9 +28,20 @@ class Deadlines:
         """Begin to count, unless it is counted already."""
         if budget_s is None or execution_id in self._due:
             return
+        due_s = asyncio.get_running_loop().time() + max(0.0, budget_s)
+        self._due[execution_id] = (due_s, self._timer(execution_id, due_s))
+
+    def _timer(self, execution_id: str, due_s: float) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
-        wait_s = min(max(0.0, budget_s), _MAX_DELAY_S)
-        self._due[execution_id] = (loop.time() + wait_s, loop.call_later(wait_s, self._fire, execution_id))
+        return loop.call_later(
+            min(max(0.0, due_s - loop.time()), MAX_DELAY_S), self._look, execution_id, due_s
+        )
+
+    def _look(self, execution_id: str, due_s: float) -> None:
+        if asyncio.get_running_loop().time() < due_s:
+            self._due[execution_id] = (due_s, self._timer(execution_id, due_s))
+        else:
+            self._fire(execution_id)
 
     def forget(self, execution_id: str) -> None:
         """It has ended."""
@@ -49,4 +60,4 @@ class Deadlines:
         return max(0.0, found[0] - asyncio.get_running_loop().time()) if found is not None else None
 
 
-__all__ = ["Deadlines"]
+__all__ = ["MAX_DELAY_S", "Deadlines"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import datetime
 from typing import Any
 
 from phronomy_ray.canonical_json import clean_text
@@ -17,6 +18,7 @@ from phronomy_ray.engine.single_writer import SingleWriter
 from phronomy_ray.errors import AgentBusyError, AgentUnloadedError, PhronomyError, StateConflictError
 from phronomy_ray.journal import QueuedRequest
 from phronomy_ray.kernel.admission import message_of_input
+from phronomy_ray.kernel.ending import DEADLINE
 from phronomy_ray.kernel.inputs import Cancel, DropRequest, Prepared, Start
 
 _LOG = logging.getLogger("phronomy_ray.engine")
@@ -75,6 +77,8 @@ class QueueingAgent(SingleWriter):
             return
         await self._budget.try_to_learn()
         wish = await self._store.run(self._store.store.find_cancellation, request.execution_id)
+        if wish is None and self._is_overdue(request.deadline_at):
+            wish = await self._wish_end(request.execution_id, DEADLINE)
         if wish is not None:  # an owner that died has not got round to withdrawing it
             await self._feed(Cancel(request.execution_id, wish.reason))
             return
@@ -85,6 +89,7 @@ class QueueingAgent(SingleWriter):
             request.durable_context,
             stream=request.stream,
             from_queue=True,
+            deadline_at=request.deadline_at,
         )
         try:
             await self._apply(begin)
@@ -110,6 +115,7 @@ class QueueingAgent(SingleWriter):
         stream: bool,
         on_busy: BusyRule = BusyRule.REJECT,
         from_queue: bool = False,
+        deadline_at: datetime | None = None,
         reserved: ReservedStart = PLAIN_START,
     ) -> Start:
         """A start; what it says is prepared already unless user code has to look at it."""
@@ -131,4 +137,5 @@ class QueueingAgent(SingleWriter):
             start_id=reserved.start_id,
             correlation=reserved.correlation,
             budget_s=reserved.budget_s,
+            deadline_at=deadline_at,
         )

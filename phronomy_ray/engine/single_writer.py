@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -309,16 +310,36 @@ class SingleWriter(WorkerInputRestricted):
             await self._step(Recover(attached, await self._wished_end(execution)))
         elif execution is not None and (reason := await self._wished_end(execution)) is not None:
             await self._step(Cancel(execution.row.execution_id, reason))
-        execution = self.state.execution
-        if execution is not None:
-            self._deadlines.arm(execution.row.execution_id, execution.progress.budget_s)
+        self._count_deadlines()
         self._next_soon()
 
+    def _count_deadlines(self) -> None:
+        """Count what is left of the time of whoever asked for what was found; rows of an older release know only the whole."""
+        execution = self.state.execution
+        if execution is not None:
+            left_s = self._left_s(execution.row.deadline_at)
+            self._deadlines.arm(
+                execution.row.execution_id, execution.progress.budget_s if left_s is None else left_s
+            )
+        for request in self.state.queue:
+            self._deadlines.arm(request.execution_id, self._left_s(request.deadline_at))
+
+    def _left_s(self, deadline_at: datetime | None) -> float | None:
+        """Seconds until a stored deadline, by the clock; not positive when it is over, ``None`` without one."""
+        return None if deadline_at is None else (deadline_at - self._parts.clock.now()).total_seconds()
+
+    def _is_overdue(self, deadline_at: datetime | None) -> bool:
+        left_s = self._left_s(deadline_at)
+        return left_s is not None and left_s <= 0
+
     async def _wished_end(self, execution: Execution) -> str | None:
-        """Why the execution is to end, by somebody's wish that no owner has taken up."""
-        if execution.row.cancel_requested_at is not None:
+        """Why the execution is to end, by somebody's wish that no owner has taken up, or because its caller's time is over."""
+        row = execution.row
+        if row.cancel_requested_at is not None:
             return None
-        wish = await self._store.run(self._store.store.find_cancellation, execution.row.execution_id)
+        wish = await self._store.run(self._store.store.find_cancellation, row.execution_id)
+        if wish is None and self._is_overdue(row.deadline_at):
+            wish = await self._wish_end(row.execution_id, DEADLINE)
         return wish.reason if wish is not None else None
 
     async def _wish_end(self, execution_id: str, reason: str) -> CancellationIntent | None:

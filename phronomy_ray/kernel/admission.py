@@ -16,7 +16,7 @@ from phronomy_ray.kernel.ending import blocked, cancelled, failed
 from phronomy_ray.kernel.inputs import Env, PreparationDone, PreparationFailed, Prepared, Start
 from phronomy_ray.kernel.model_input import next_model_call
 from phronomy_ray.kernel.progress import Progress
-from phronomy_ray.kernel.queue import is_next, start_while_busy
+from phronomy_ray.kernel.queue import deadline_of, is_next, start_while_busy
 from phronomy_ray.kernel.state import AgentState, Execution
 from phronomy_ray.messages import Message
 from phronomy_ray.parking import parked_error
@@ -66,6 +66,7 @@ def start(state: AgentState, event: Start, env: Env) -> Step:
         state={},
         created_at=env.now,
         updated_at=env.now,
+        deadline_at=deadline_of(event, env),
     )
     progress = Progress(
         stream=event.stream,

@@ -81,6 +81,8 @@ class Start:
     start_id: str = ""
     correlation: dict[str, Any] | None = None
     budget_s: float | None = None
+    #: As in `QueuedRequest`, of one whose turn it is; the others have what `budget_s` gives.
+    deadline_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

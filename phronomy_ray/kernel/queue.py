@@ -6,6 +6,8 @@ before. Who is next, and whether there is room, is decided by what is committed.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.errors import (
     AgentBusyError,
@@ -83,12 +85,23 @@ def start_while_busy(state: AgentState, event: Start, env: Env) -> Step:
         stream=event.stream,
         options={name: list(items) for name, items in event.options.items()},
         queued_at=env.now,
+        deadline_at=deadline_of(event, env),
     )
     if running is None or not interrupts:
         return root_step(state, env, "queue", new_requests=(request,))
     draft = Draft(state, env, running)
     draft.queue(request)
     return request_cancel(draft, INTERRUPTED, "interrupt")
+
+
+def deadline_of(event: Start, env: Env) -> datetime | None:
+    """When the time of this start's caller is over: counted from its arrival, also when it has waited for its turn."""
+    if event.from_queue or event.budget_s is None:
+        return event.deadline_at
+    try:
+        return env.now + timedelta(seconds=max(0.0, event.budget_s))
+    except OverflowError:  # later than there are dates
+        return None
 
 
 def is_next(state: AgentState, execution_id: str) -> bool:
@@ -120,6 +133,7 @@ def withdraw(state: AgentState, event: Cancel, env: Env) -> Step:
         error=error.to_wire(),
         terminal_reason=event.reason,
         cancel_requested_at=env.now,
+        deadline_at=request.deadline_at,
     )
     received = JournalRecord(
         position=root.journal_position + 1,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from time import monotonic
 
-from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import safe_message
 from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource
 from phronomy_ray.open_work import WorkKind
@@ -21,6 +21,8 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 _LOG = logging.getLogger("phronomy_ray.runtime")
 #: How long it is taken for granted that a supervisor that was there still is, in seconds.
 RENEW_S = 300.0
+#: What will be due is a reason to look after agents, too.
+_WHENEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class Supervision(WorkerInputRestricted):
@@ -76,9 +78,8 @@ class Supervision(WorkerInputRestricted):
             _LOG.debug("nobody looked for interrupted work: %s", safe_message(error))
 
     def _has_open_work(self) -> bool:
-        now = utc_now()
         return bool(self._store.subscription_leases()) or any(
-            self._store.open_work(kind, now=now, limit=1) for kind in WorkKind
+            self._store.open_work(kind, now=_WHENEVER, limit=1) for kind in WorkKind
         )
 
 

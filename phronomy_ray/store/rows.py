@@ -147,6 +147,7 @@ def execution_columns(row: ExecutionRow, encoder: RowEncoder) -> Columns:
         "created_at": encode_time(row.created_at),
         "updated_at": encode_time(row.updated_at),
         "ended_at": encode_optional_time(row.ended_at),
+        "deadline_at": encode_optional_time(row.deadline_at),
     }
 
 
@@ -188,6 +189,7 @@ def to_execution(row: AnyRow, decoder: RowDecoder) -> ExecutionRow:
         error=decoder.sealed(row.error),
         terminal_reason=row.terminal_reason,
         cancel_requested_at=decode_optional_time(row.cancel_requested_at),
+        deadline_at=decode_optional_time(row.deadline_at),
     )
 
 
@@ -213,6 +215,7 @@ def request_columns(row: QueuedRequest, encoder: RowEncoder) -> Columns:
         "stream": row.stream,
         "options": encoder.sealed(row.options),
         "queued_at": encode_time(row.queued_at),
+        "deadline_at": encode_optional_time(row.deadline_at),
     }
 
 
@@ -229,6 +232,7 @@ def to_request(row: AnyRow, decoder: RowDecoder) -> QueuedRequest:
         stream=row.stream,
         options=decoder.sealed(row.options),
         queued_at=decode_time(row.queued_at),
+        deadline_at=decode_optional_time(row.deadline_at),
     )
 
 

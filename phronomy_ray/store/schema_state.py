@@ -20,7 +20,7 @@ from phronomy_ray.store.locations import Location
 from phronomy_ray.store.tables import VERSION_TABLE
 
 #: Revision that this release reads and writes; a test compares it with the newest migration.
-HEAD = "0011"
+HEAD = "0012"
 
 ENV_HOST_ID = "PHRONOMY_HOST_ID"
 _MACHINE_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")

@@ -22,7 +22,10 @@ _QUERIES = {
     WorkKind.QUEUED: statements.QUEUED,
     WorkKind.EXPIRED: statements.EXPIRED,
     WorkKind.WISHED: statements.WISHED,
+    WorkKind.OVERDUE: statements.OVERDUE,
 }
+#: Work that is due at a moment.
+_DUE = (WorkKind.EXPIRED, WorkKind.OVERDUE)
 
 
 class SqlSupervision(SqlDatabase):
@@ -38,7 +41,7 @@ class SqlSupervision(SqlDatabase):
         }
         if kind is not WorkKind.QUEUED:
             parameters["after_since"] = encode_time(after.since) if after is not None else ""
-        if kind is WorkKind.EXPIRED:
+        if kind in _DUE:
             parameters["due"] = encode_time(now)
         found = self._read(lambda connection: connection.execute(_QUERIES[kind], parameters).all())
         return [

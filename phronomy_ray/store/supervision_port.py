@@ -20,7 +20,7 @@ class SupervisionStore(Protocol):
 
         Args:
             kind: which; an agent with a running or suspended execution has no `WorkKind.QUEUED` work.
-            now: with `WorkKind.EXPIRED`: what has expired until then.
+            now: with `WorkKind.EXPIRED` and `WorkKind.OVERDUE`: what is due until then.
             after: the last one of the page before.
             limit: how many at most.
         """

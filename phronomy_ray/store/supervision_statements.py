@@ -9,6 +9,7 @@ from sqlalchemy import BindParameter, Select, and_, bindparam, delete, func, not
 from phronomy_ray.store.statements import OPEN_EXECUTION, _PerEngine
 from phronomy_ray.store.tables import (
     IS_EXPIRING,
+    IS_LIMITED,
     IS_OPEN,
     IS_PARKED,
     IS_RUNNING,
@@ -84,6 +85,20 @@ WISHED: Select[Any] = (
         not_(IS_PARKED),
     )
     .order_by(cancellations.c.requested_at, cancellations.c.execution_id)
+    .limit(_LIMIT)
+)
+
+#: Open executions whose caller's time is over, the longest overdue first.
+OVERDUE: Select[Any] = (
+    select(executions.c.deadline_at.label("since"), executions.c.execution_id.label("key"), *_AGENT)
+    .join_from(executions, agents, agents.c.agent_id == executions.c.agent_id)
+    .where(
+        IS_LIMITED,
+        executions.c.deadline_at <= bindparam("due"),
+        _from(executions.c.deadline_at, executions.c.execution_id),
+        not_(IS_PARKED),
+    )
+    .order_by(executions.c.deadline_at, executions.c.execution_id)
     .limit(_LIMIT)
 )
 
@@ -168,6 +183,7 @@ __all__ = [
     "INTEND_CANCEL",
     "LIFECYCLE",
     "OPEN_EXECUTION",
+    "OVERDUE",
     "PARK",
     "PARKED",
     "QUEUED",

@@ -138,6 +138,7 @@ executions = Table(
     Column("created_at", _key(), nullable=False),
     Column("updated_at", Text, nullable=False),
     Column("ended_at", Text),
+    Column("deadline_at", _key()),
 )
 #: Written into the SQL as literals, not as parameters: otherwise neither engine can use the partial index.
 IS_OPEN = executions.c.status.in_([literal_column(f"'{status}'") for status in OPEN_STATUSES])
@@ -165,6 +166,15 @@ Index(
     sqlite_where=IS_RUNNING,
     postgresql_where=IS_RUNNING,
 )
+#: Open executions whose caller's time will be over.
+IS_LIMITED = and_(IS_OPEN, executions.c.deadline_at.is_not(None))
+Index(
+    "ix_executions_deadline_at",
+    executions.c.deadline_at,
+    executions.c.execution_id,
+    sqlite_where=IS_LIMITED,
+    postgresql_where=IS_LIMITED,
+)
 Index("ix_executions_agent_id_created_at", executions.c.agent_id, executions.c.created_at)
 Index("ix_executions_created_at", executions.c.created_at)
 
@@ -184,6 +194,7 @@ queued_requests = Table(
     Column("stream", Boolean, nullable=False),
     Column("options", Text, nullable=False),
     Column("queued_at", Text, nullable=False),
+    Column("deadline_at", _key()),
 )
 Index("ix_queued_requests_agent_id_position", queued_requests.c.agent_id, queued_requests.c.position)
 
@@ -503,6 +514,7 @@ __all__ = [
     "IS_DEAD",
     "IS_EXPIRING",
     "IS_IN_FORCE",
+    "IS_LIMITED",
     "IS_OPEN",
     "IS_PARKED",
     "IS_PENDING",

@@ -152,7 +152,7 @@ class CommitConformance:
 
     def test_changing_columns_are_overwritten_and_others_kept(self, store_factory: StoreFactory) -> None:
         owner = owned(store_factory())
-        row = owner.start("e1")
+        row = owner.start("e1", deadline_at=START + timedelta(hours=1))
         call = samples.tool_call("e1", "alice", requires_approval=True)
         request = samples.approval(call)
         model = samples.model_call("e1")
@@ -196,7 +196,9 @@ class CommitConformance:
             cancel_requested_at=later,
         )
         owner.append(
-            execution=ExecutionUpdate(1, replace(row, input="changed", durable_context=None)),
+            execution=ExecutionUpdate(
+                1, replace(row, input="changed", durable_context=None, deadline_at=None)
+            ),
             model_calls=(replace(model, started_at=later),),
             tool_calls=(replace(call, arguments={"q": "changed"}),),
             approvals=(request,),

@@ -23,7 +23,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.journal import ApprovalStatus, ExecutionStatus, Phase, ToolCallStatus
 from phronomy_ray.store.port import Store
 from phronomy_ray.testing import store_samples as samples
-from phronomy_ray.testing.store_samples import Owner, StoreFactory, owned, race
+from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned, race
 
 
 class GroupConformance:
@@ -213,7 +213,7 @@ def turn_commit(owner: Owner, number: int) -> Commit:
         for index in range(3)
     )
     approval = samples.approval(calls[0], approval_request_id=f"a-{agent_id}")
-    request = samples.queued_request(f"q-{agent_id}", agent_id=agent_id, input=large)
+    request = samples.queued_request(f"q-{agent_id}", agent_id=agent_id, input=large, deadline_at=START)
     match number:
         case 0:
             return owner.commit("asked", new_execution=row, new_model_calls=(model,), new_requests=(request,))

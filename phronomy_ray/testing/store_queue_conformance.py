@@ -13,7 +13,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.testing import store_samples as samples
-from phronomy_ray.testing.store_samples import Owner, StoreFactory, owned
+from phronomy_ray.testing.store_samples import START, Owner, StoreFactory, owned
 
 
 class QueueConformance:
@@ -23,7 +23,7 @@ class QueueConformance:
         owner = owned(store_factory())
         requests = [
             samples.queued_request("q1", position=3, input="x" * 10_000),
-            samples.queued_request("q2", position=9, interrupts=True),
+            samples.queued_request("q2", position=9, interrupts=True, deadline_at=START),
             samples.queued_request("q3", position=5, input={"a": ["漢", None]}, durable_context={"n": 1}),
             samples.queued_request(
                 "q4", position=7, interrupts=True, stream=True, options={"input_filters": ["f"]}

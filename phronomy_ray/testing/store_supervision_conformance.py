@@ -110,6 +110,25 @@ class SupervisionConformance:
         assert [(work.agent_id, work.key) for work in found] == [("agent-2", "ex2"), ("agent-1", "ex1")]
         assert _all(store, WorkKind.WISHED, limit=1) == found
 
+    def test_open_executions_are_work_once_their_deadline_is_over(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        for number, due in enumerate((5, 3, None, 4, 3)):
+            owner = owned(store, f"agent-{number}")
+            deadline_at = START + timedelta(seconds=due) if due is not None else None
+            row = owner.start(f"ex{number}", deadline_at=deadline_at)
+            if number == 1:  # whatever it waits for
+                owner.change(row, status=ExecutionStatus.SUSPENDED, phase=Phase.APPROVAL)
+            if number == 4:
+                owner.change(row, status=ExecutionStatus.CANCELLED, phase=Phase.ENDED, ended_at=START)
+        assert _all(store, WorkKind.OVERDUE, at=2.9) == []
+        assert [work.key for work in _all(store, WorkKind.OVERDUE, at=3)] == ["ex1"]
+        late = _all(store, WorkKind.OVERDUE, at=5, limit=1)
+        assert late == _all(store, WorkKind.OVERDUE, at=5, limit=10)
+        assert [work.agent_id for work in late] == ["agent-1", "agent-3", "agent-0"]
+        assert late[0].since == START + timedelta(seconds=3)
+        store.park_agent("agent-3", epoch=late[1].epoch, reason=REASON)
+        assert [work.key for work in _all(store, WorkKind.OVERDUE, at=5)] == ["ex1", "ex0"]
+
     def test_commits_that_are_no_progress_leave_the_count(self, store_factory: StoreFactory) -> None:
         store = store_factory()
         owner = owned(store)

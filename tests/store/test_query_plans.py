@@ -31,6 +31,7 @@ from phronomy_ray.testing.store_samples import owned
         (supervision_statements.QUEUED, "ix_queued_requests_agent_id_position"),
         (supervision_statements.EXPIRED, "ix_approvals_expiring_expires_at"),
         (supervision_statements.WISHED, "ix_executions_open_created_at"),
+        (supervision_statements.OVERDUE, "ix_executions_deadline_at"),
         (supervision_statements.PARKED, "ix_agents_parked"),
         (delivery_statements.DUE_AGENTS, "ix_deliveries_waiting (subscription_id=? AND agent_id>?)"),
         (
@@ -58,6 +59,7 @@ def test_sqlite_uses_the_index(sqlite_database: Any, query: Any, index: str) -> 
     [
         (supervision_statements.RUNNING, "ix_executions_running_created_at"),
         (supervision_statements.EXPIRED, "ix_approvals_expiring_expires_at"),
+        (supervision_statements.OVERDUE, "ix_executions_deadline_at"),
         (supervision_statements.QUEUED, "ix_queued_requests_agent_id_position"),
         (supervision_statements.PARKED, "ix_agents_parked"),
     ],

@@ -173,3 +173,42 @@ def test_requests_of_an_older_schema_belong_to_the_batches_of_their_calls(empty_
     assert (request.facts, request.expires_at, request.fingerprint, request.metadata) == (None, None, {}, {})
     (call,) = store.tool_calls("ex")
     assert (call.authorization, call.contract) == (None, {})
+
+
+def test_executions_of_an_older_schema_have_no_moment_at_which_their_time_is_over(
+    empty_database: Any,
+) -> None:
+    from alembic import command
+
+    def go(move: Any, version: str) -> None:
+        config = alembic_config()
+        with empty_database.engine().begin() as connection:
+            config.attributes["connection"] = connection
+            move(config, version)
+
+    go(command.upgrade, "0011")
+    texts = {"e": "2026-01-02T03:04:05.000000+00:00", "no": False if "postgres" in empty_database.url else 0}
+    empty_database.sql(
+        "INSERT INTO agents (agent_id, definition_id, definition_version, class_path, agent_revision, context_revision,"
+        " transcript_generation, journal_position, lifecycle, epoch, metadata, owner, starts_without_progress, created_at,"
+        " updated_at) VALUES ('a', 'd', '1', '', 1, 0, 0, 0, 'active', 1, '{}', '{}', 0, :e, :e)",
+        e=texts["e"],
+    )
+    empty_database.sql(
+        "INSERT INTO executions (execution_id, agent_id, status, phase, revision, input_hash, base_position, state,"
+        " created_at, updated_at) VALUES ('ex', 'a', 'active', 'calling_model', 1, '\"h\"', 0, '{}', :e, :e)",
+        e=texts["e"],
+    )
+    empty_database.sql(
+        "INSERT INTO queued_requests (execution_id, agent_id, position, interrupts, input_hash, stream, options, queued_at)"
+        " VALUES ('q', 'a', 2, :no, '\"h\"', :no, '{}', :e)",
+        **texts,
+    )
+    for _ in range(2):  # also after the way back
+        Migrations(empty_database.url).upgrade()
+        store = empty_database.open()
+        assert store.load_execution("ex").deadline_at is None
+        assert [request.deadline_at for request in store.queued_requests("a")] == [None]
+        empty_database.sql("UPDATE executions SET deadline_at = :e", e=texts["e"])
+        assert store.load_execution("ex").deadline_at is not None
+        go(command.downgrade, "0011")

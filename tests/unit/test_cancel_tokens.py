@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -122,6 +123,22 @@ def test_the_end_of_the_time_is_told() -> None:
     token.on_cancel(listen)
     assert told.wait(20)
     assert heard == ["deadline_exceeded"]
+
+
+def test_a_long_time_is_looked_at_again_before_it_counts_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phronomy_ray.cancel_tokens._MAX_TIMER_S", 0.01)
+    told = threading.Event()
+    token = CancellationToken(timeout_s=0.1)
+    took_s: list[float] = []
+
+    def listen(reason: str) -> None:
+        took_s.append(time.monotonic() - begun_s)
+        told.set()
+
+    begun_s = time.monotonic()
+    token.on_cancel(listen)
+    assert told.wait(20)
+    assert took_s[0] >= 0.09
 
 
 def test_a_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import sqlite3
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.definition.busy import BusyRule
 from phronomy_ray.definition.tool import tool
+from phronomy_ray.engine.deadlines import Deadlines
 from phronomy_ray.engine.observing import observe
 from phronomy_ray.engine.reserved import ReservedStart
 from phronomy_ray.errors import (
@@ -24,6 +26,7 @@ from phronomy_ray.errors import (
 from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.models.scripted import call, calls, final, hang
 from phronomy_ray.reservations import ReservedExecution
+from phronomy_ray.testing.clock import ManualClock
 from phronomy_ray.testing.faulty_store import FaultyStore
 from phronomy_ray.tool_calls import ToolContext
 
@@ -213,16 +216,103 @@ def hang_always(request: Any) -> Any:
     return hang()
 
 
-async def test_a_new_owner_counts_the_time_again(lab: Any) -> None:
-    definition = lab.define(hang_always)
-    first = lab.engine(definition)
-    await first.start("ex1", "go", reserved=ReservedStart(budget_s=0.3))
+async def test_a_new_owner_counts_what_is_left(lab: Any) -> None:
+    definition, clock = lab.define(hang_always), ManualClock()
+    first = lab.engine(definition, clock=clock)
+    await first.start("ex1", "go", reserved=ReservedStart(budget_s=3_600.0))
     await lab.until_prompted()
-    second = lab.engine(definition)  # the first one was cut off
+    assert lab.store.load_execution("ex1").deadline_at == clock.now() + timedelta(hours=1)
+    clock.advance(3_599.7)
+    second = lab.engine(definition, clock=clock)  # the first one was cut off
     await second.activate()
     assert second.waits_for_time
     result = await lab.end(second)
     assert result.terminal_reason == "deadline_exceeded"
+
+
+async def test_a_row_without_the_moment_is_counted_anew(lab: Any) -> None:
+    definition, clock = lab.define(hang_always), ManualClock()
+    first = lab.engine(definition, clock=clock)
+    await first.start("ex1", "go", reserved=ReservedStart(budget_s=0.3))
+    await lab.until_prompted()
+    await first.confirm_ownership()
+    with sqlite3.connect(lab.directory / "agents.db") as connection:
+        connection.execute("UPDATE executions SET deadline_at = NULL")
+    connection.close()
+    clock.advance(3_600.0)
+    second = lab.engine(definition, clock=clock)
+    await second.activate()
+    assert second.state.execution is not None, "it is not over at once"
+    assert (await lab.end(second)).terminal_reason == "deadline_exceeded"
+
+
+async def test_what_is_overdue_is_ended_instead_of_gone_on_with(lab: Any) -> None:
+    deletions = lab.deletions()
+    script = {"ask": calls(call("delete", {"n": 1})), "work": hang()}
+    definition = lab.define(lambda request: script[request.last_user], deletions.delete)
+    clock = ManualClock()
+    for agent_id, text in (("a1", "ask"), ("a2", "work")):
+        first = lab.engine(definition, agent_id, clock=clock)
+        await first.start(f"ex-{agent_id}", text, reserved=ReservedStart(budget_s=60.0))
+        if text == "ask":
+            await lab.end_or_question(first, "ex-a1")
+            await first.seal()
+        else:
+            await lab.until_prompted(2)
+    clock.advance(60.0)
+    for agent_id in ("a1", "a2"):
+        second = lab.engine(definition, agent_id, clock=clock)
+        await second.activate()
+        result = await lab.end(second, f"ex-{agent_id}")
+        assert (result.status, result.terminal_reason) == (ExecutionStatus.CANCELLED, "deadline_exceeded")
+        wished = lab.store.find_cancellation(f"ex-{agent_id}")
+        assert wished is not None
+        assert wished.reason == "deadline_exceeded"
+    assert len(lab.prompts()) == 2, "nothing was asked again"
+    assert deletions.done == []
+
+
+async def test_a_request_keeps_its_deadline_while_it_waits_and_when_it_begins(lab: Any) -> None:
+    definition, clock = lab.define(hang_always), ManualClock()
+    first = lab.engine(definition, clock=clock)
+    await first.start("ex1", "m1")
+    await lab.until_prompted()
+    for name, budget_s in (("ex2", 60.0), ("ex3", 120.0)):
+        await first.start(name, name, on_busy=BusyRule.QUEUE, reserved=ReservedStart(budget_s=budget_s))
+    due = clock.now() + timedelta(seconds=120)
+    assert lab.store.queued_requests("a1")[1].deadline_at == due
+    clock.advance(61.0)
+    second = lab.engine(definition, clock=clock)
+    await second.activate()
+    await second.cancel("ex1", "enough")
+    result = await lab.end(second, "ex2")
+    assert result.terminal_reason == "deadline_exceeded"
+    await lab.until_prompted(3)
+    assert lab.store.load_execution("ex3").deadline_at == due, "it counts from the start"
+    assert "ex2" not in [messages[-1]["content"] for messages in lab.prompts()]
+
+
+async def test_no_deadline_is_too_far_to_be_kept(lab: Any) -> None:
+    engine = lab.engine(lab.define([final("done")]))
+    assert (await lab.run(engine, reserved=ReservedStart(budget_s=1e300))).output == "done"
+    assert lab.store.load_execution("ex1").deadline_at is None
+
+
+async def test_a_long_time_is_looked_at_again_before_it_counts_as_over(monkeypatch: Any) -> None:
+    monkeypatch.setattr("phronomy_ray.engine.deadlines.MAX_DELAY_S", 0.01)
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    deadlines = Deadlines(lambda id_: over.set())
+    deadlines.arm("forgotten", 0.02)
+    deadlines.forget("forgotten")
+    begun_s = loop.time()
+    deadlines.arm("ex1", 0.1)
+    left_s = deadlines.remaining_s("ex1")
+    assert left_s is not None
+    assert 0.05 < left_s <= 0.1
+    async with asyncio.timeout(20):
+        await over.wait()
+    assert loop.time() - begun_s >= 0.1
+    assert deadlines.remaining_s("ex1") == 0.0
 
 
 # --- which start it was -------------------------------------------------------------------------------------------

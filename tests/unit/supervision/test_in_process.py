@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from phronomy_ray import Agent, InProcess, RetentionPolicy, Runtime, SupervisionLimits
+from phronomy_ray.cancel_tokens import CancellationToken
 from phronomy_ray.cancellation import CancellationIntent
 from phronomy_ray.clock import SystemClock, utc_now
 from phronomy_ray.errors import AgentParkedError, StoreUnavailableError
@@ -34,6 +35,14 @@ class Patient(Agent):
 @tool(requires_approval=True, approval_expires_s=1.0)
 async def ask() -> str:
     return "yes"
+
+@tool(requires_approval=True)
+async def ask_for_long() -> str:
+    return "yes"
+
+class Waiting(Agent):
+    model = ScriptedModel([calls(call("ask_for_long", {{}})), final("nobody answered")])
+    tools = (ask_for_long,)
 
 class Asking(Agent):
     model = ScriptedModel([calls(call("ask", {{}})), final("nobody answered")])
@@ -155,6 +164,30 @@ async def test_who_waits_for_a_human_needs_no_process_to_notice_that_time_is_ove
         report = await driver.supervisor_report_async()
         assert report is not None
         assert report[0]["counts"]["wakes"] == 1
+
+
+async def test_a_deadline_holds_without_a_process_and_without_the_driver_that_gave_it(
+    tmp_path: Path, patient: type[Agent]
+) -> None:
+    asking: type[Agent] = sys.modules["patients"].Waiting
+    with runtime(tmp_path) as first:
+        agent = await first.create_async(asking, "a")
+        execution = await agent.start_async("hello", cancellation=CancellationToken(timeout_s=1.0))
+        assert (await execution.wait_async("suspended", timeout=20)).suspended
+        await agent.unload_async()
+    limits = SupervisionLimits(look_every_s=0.1, foreign_after_s=0.5)
+    with runtime(tmp_path, supervisor=limits) as second:
+        assert second.store.load_execution(execution.execution_id).status is ExecutionStatus.SUSPENDED
+
+        async def is_over() -> bool:
+            return second.store.load_execution(execution.execution_id).status.is_terminal
+
+        await until(is_over)
+        row = second.store.load_execution(execution.execution_id)
+        assert (row.status, row.terminal_reason) == (ExecutionStatus.CANCELLED, "deadline_exceeded")
+        assert row.deadline_at is not None
+        assert row.ended_at is not None
+        assert row.ended_at >= row.deadline_at
 
 
 async def test_a_wish_that_nobody_was_told_of_is_taken_up(tmp_path: Path, patient: type[Agent]) -> None:
