@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -13,6 +11,7 @@ import typer
 
 from phronomy_ray.cli.exit_codes import ClusterUnavailableError, ExitCode
 from phronomy_ray.cli.output import print_json
+from phronomy_ray.cli.present_folder import import_from_here
 from phronomy_ray.cli.session import Session
 from phronomy_ray.clock import utc_now
 from phronomy_ray.errors import NotFoundError, PhronomyError
@@ -146,8 +145,7 @@ def _agents_with_work(store: Store) -> list[str]:
 
 
 def _reasons(facts: Facts, ask: AskLive | None) -> list[Reason]:
-    if os.getcwd() not in sys.path:  # where the classes of a command are looked for
-        sys.path.insert(0, os.getcwd())
+    import_from_here()
     live = ask(facts.root.agent_id) if ask is not None else None
     return explain(facts, definition=definition_reason(facts.root), live=live, asked_live=ask is not None)
 

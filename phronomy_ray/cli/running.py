@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from phronomy_ray.cli.decisions import WorkingDirOption, parse_value
 from phronomy_ray.cli.exit_codes import ExitCode
 from phronomy_ray.cli.output import print_json
+from phronomy_ray.cli.present_folder import import_from_here
 from phronomy_ray.cli.session import Session, session_of
 from phronomy_ray.errors import InvalidInputError
 from phronomy_ray.ids import new_execution_id
@@ -93,7 +93,7 @@ def watch(
         if code is not ExitCode.OK:
             raise typer.Exit(code)
         return
-    _import_from_here()
+    import_from_here()
     try:
         with session.open_runtime(working_dir=working_dir) as runtime:
             handle = runtime.agent(agent_id).execution(execution)
@@ -148,16 +148,10 @@ def load_class(target: str) -> type[Agent]:
     """
     from phronomy_ray.definition.agent import import_agent
 
-    _import_from_here()
+    import_from_here()
     found = import_agent(target)
     found.definition()
     return found
-
-
-def _import_from_here() -> None:
-    here = os.getcwd()
-    if not {here, ""} & set(sys.path):
-        sys.path.insert(0, here)
 
 
 def _parse_context(text: str) -> dict[str, Any] | None:

@@ -80,12 +80,14 @@ class Session:
             ClusterUnavailableError: no cluster answers; one that does not let us in ends the process.
         """
         from phronomy_ray.cli.cluster import connecting, find_cluster
+        from phronomy_ray.cli.present_folder import import_from_here
         from phronomy_ray.definition.placement import InProcess
         from phronomy_ray.runtime.config import placement_of_environment
         from phronomy_ray.runtime.runtime import Runtime
 
         placement = placement_of_environment()
         if isinstance(placement, InProcess):  # this command is the agents' process as long as it runs
+            import_from_here()
             with Runtime(
                 placement=placement, namespace=self.namespace or None, store=self.store_url, **options
             ) as runtime:

@@ -7,9 +7,10 @@ whatever the others do; the first failure is kept; a repeated shutdown gives the
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from phronomy_ray.errors import ConfigurationError, ErrorRecord, WaitTimeoutError
 
@@ -47,7 +48,7 @@ class ShutdownResult:
         return not self.left and not self.failures
 
 
-Hook = Callable[[], Awaitable[None]]
+Hook = Callable[[], object]
 
 
 class Shutdown:
@@ -60,7 +61,7 @@ class Shutdown:
     def __init__(self, *, answer_s: float = ANSWER_S) -> None:
         self._answer_s = answer_s
         self._participants: dict[str, Participant] = {}
-        self._hooks: list[Hook] = []
+        self._hooks: list[Callable[[], Awaitable[None]]] = []
         self._run: asyncio.Task[ShutdownResult] | None = None
 
     @property
@@ -82,10 +83,21 @@ class Shutdown:
         self._participants[key] = participant
 
     def add_hook(self, hook: Hook) -> None:
-        """Have `hook` run after a clean stop. Raises `ConfigurationError` when the shutdown has begun."""
+        """Have `hook`, a plain or an async function, run after a clean stop.
+
+        Raises `ConfigurationError` when the shutdown has begun, or it is no function.
+        """
+        if not callable(cast("object", hook)):
+            raise ConfigurationError(f"a hook is a function without arguments, not {hook!r}")
         if self.has_begun:
             raise ConfigurationError("the shutdown has begun: it takes no more hooks")
-        self._hooks.append(hook)
+
+        async def run() -> None:
+            found = hook()
+            if inspect.isawaitable(found):
+                await found
+
+        self._hooks.append(run)
 
     async def run(self, timeout_s: float) -> ShutdownResult:
         """Shut down within `timeout_s` seconds; the first call says how long, and every call gives the same result."""

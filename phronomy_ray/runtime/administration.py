@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from phronomy_ray.clock import utc_now
@@ -53,11 +53,12 @@ class Administration(WorkerInputRestricted):
 
     shutdown = blocking(shutdown_async)
 
-    def on_shutdown(self, hook: Callable[[], Awaitable[None]]) -> None:
-        """Have `hook` run, on the runtime's own loop, after a shutdown in which everything has ended in time.
+    def on_shutdown(self, hook: Callable[[], object]) -> None:
+        """Have `hook`, a plain or an async function, run on the runtime's own loop after a shutdown in which everything has ended in
+        time.
 
         Raises:
-            ConfigurationError: the shutdown has begun.
+            ConfigurationError: the shutdown has begun, or it is no function.
         """
         self._shutdown.add_hook(hook)
 
