@@ -82,6 +82,7 @@ class Session:
         from phronomy_ray.cli.cluster import connecting, find_cluster
         from phronomy_ray.cli.present_folder import import_from_here
         from phronomy_ray.definition.placement import InProcess
+        from phronomy_ray.hosting.wiring import NAMESPACE
         from phronomy_ray.runtime.config import placement_of_environment
         from phronomy_ray.runtime.runtime import Runtime
 
@@ -93,7 +94,12 @@ class Session:
             ) as runtime:
                 yield runtime
             return
-        address = find_cluster(self.address_or(default_address))
+        wanted = self.address_or(default_address)
+        address = find_cluster(wanted)
+        if wanted == "auto":  # whichever runs here: another one may have been meant
+            self.error_console.print(
+                f"cluster {address}, namespace {self.namespace or NAMESPACE}", style="dim", markup=False
+            )
         self.owns_ray = address == "local"
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         with connecting(address):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,8 @@ ATTEMPT_HEADER = "phronomy-attempt"
 MAX_ANSWER_BYTES = 65_536
 #: And for so long, in seconds.
 LEAVE_S = 1.0
+#: Calls of one function that may hang at once, each of which holds a thread; then no more are made.
+MAX_OVERDUE = 8
 #: Statuses that say that the receiver has no time now. Other ones below 500 are about the event.
 _BUSY = frozenset({408, 425, 429})
 _GONE = 410
@@ -149,6 +152,8 @@ class CallbackSender(WorkerInputRestricted):
     def __init__(self, target: Callback) -> None:
         self._target = target
         self._function: Callable[..., Any] | None = None
+        #: Calls whose time was over and that still hold a thread.
+        self._overdue: set[object] = set()
 
     async def send(self, event: DeliveredEvent) -> Answer:
         """As `Sender.send`."""
@@ -163,15 +168,29 @@ class CallbackSender(WorkerInputRestricted):
             if not callable(found):
                 return _unable("callback_unavailable", f"{path} cannot be called")
             self._function = found
+        if len(self._overdue) >= MAX_OVERDUE:
+            return _unavailable("callback_stuck", f"{len(self._overdue)} calls of {path} have not returned")
         limit_s = self._target.timeout_s
+        call, ended = object(), threading.Event()
         try:
-            await off_loop(call_here, self._function, event, timeout_s=limit_s, name="phronomy-delivery")
+            await off_loop(self._call, event, call, ended, timeout_s=limit_s, name="phronomy-delivery")
         except TimeoutError:
+            self._overdue.add(call)
+            if ended.is_set():  # in this very moment
+                self._overdue.discard(call)
             return _unavailable("timeout", f"{path} did not return within {limit_s:g} s")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything: it has not taken the event
             text = redact_text(f"{type(error).__name__}: {safe_message(error)}")
             return Answer(Outcome.REFUSED, DeliveryError("callback_failed", f"{path} raised {text}"))
         return Answer(Outcome.DELIVERED)
+
+    def _call(self, event: DeliveredEvent, call: object, ended: threading.Event) -> None:
+        assert self._function is not None
+        try:
+            call_here(self._function, event)
+        finally:
+            ended.set()
+            self._overdue.discard(call)
 
     async def close(self) -> None:
         """As `Sender.close`: nothing is held."""

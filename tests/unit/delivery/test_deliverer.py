@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import sqlite3
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,10 +17,11 @@ import pytest
 from aiohttp import web
 from delivery_lab import Got, Post, Receiver, until
 
-from phronomy_ray import Callback, verify_webhook
+from phronomy_ray import Callback, DeliveredEvent, verify_webhook
 from phronomy_ray.clock import utc_now
 from phronomy_ray.delivery import senders
 from phronomy_ray.delivery.deliverer import Deliverer
+from phronomy_ray.delivery.plan import Outcome
 from phronomy_ray.store.sql_store import open_store
 from phronomy_ray.testing.faulty_store import FaultyStore
 
@@ -301,6 +303,28 @@ async def test_a_function_that_is_not_there_is_waited_for(post: Post, takers: An
     takers.later = takers.take
     await post.until_done()
     assert [event.attempt for event in takers.taken] == [1]
+
+
+async def test_a_function_that_hangs_holds_a_bounded_number_of_threads(takers: Any, post: Post) -> None:
+    gate = threading.Event()
+    begun: list[int] = []
+
+    def stuck(event: Any) -> None:
+        begun.append(event.seq)
+        gate.wait(20)
+
+    takers.stuck = stuck
+    sender = senders.CallbackSender(Callback(function="event_takers:stuck", timeout_s=0.01))
+    post.subscribe(Callback(function="event_takers:stuck", max_age_s=AGE))
+    post.tell("alice", 1)
+    event = DeliveredEvent.of(post.store.deliveries_of("s1", "alice", limit=1)[0])
+    answers = [await sender.send(event) for _ in range(senders.MAX_OVERDUE + 3)]
+    assert len(begun) == senders.MAX_OVERDUE
+    codes = [answer.error.code for answer in answers if answer.error is not None]
+    assert codes == ["timeout"] * senders.MAX_OVERDUE + ["callback_stuck"] * 3
+    gate.set()
+    await until(lambda: not sender._overdue)
+    assert (await sender.send(event)).outcome is Outcome.DELIVERED
 
 
 # --- who delivers ----------------------------------------------------------------------------------------------
