@@ -168,6 +168,11 @@ def is_contended(error: BaseException) -> bool:
     return state.startswith("40") and state != "40003"
 
 
+def is_lock_timeout(error: BaseException) -> bool:
+    """Whether PostgreSQL did not give a lock within the lock timeout: `translate` made `error`, and nothing was written."""
+    return isinstance(error, StoreUnavailableError) and error.details.get("sqlstate") == "55P03"
+
+
 def _meaning(error: exc.DBAPIError, stage: Stage) -> _Meaning:
     state = _sqlstate(error.orig)
     if state:

@@ -30,6 +30,9 @@ from phronomy_ray.store.delivery_port import DeliveryStore
 from phronomy_ray.store.supervision_port import SupervisionStore
 from phronomy_ray.whereabouts import Whereabouts
 
+#: Contents that one step of a collection looks at.
+LOOKED_AT_ONCE = 250_000
+
 
 class Store(SupervisionStore, DeliveryStore, Protocol):
     """One database of agents."""
@@ -238,7 +241,7 @@ class Store(SupervisionStore, DeliveryStore, Protocol):
         *,
         now: datetime,
         older_than: timedelta,
-        limit: int = 10_000,
+        limit: int = LOOKED_AT_ONCE,
         after: str = "",
         dry_run: bool = False,
     ) -> CollectedContents:
@@ -246,11 +249,13 @@ class Store(SupervisionStore, DeliveryStore, Protocol):
 
         Looks at `limit` contents behind `after`: what nothing refers to is condemned, and stays readable. What was condemned `older_than`
         before `now` is deleted if still nothing refers to it, else it comes back. Each step is several short transactions that a
-        crash may cut anywhere. It reads every row that can refer to a content, so let a step look at many.
+        crash may cut anywhere. It reads every row that can refer to a content once, so let a step look at
+        many: by default at all of a store of some size, of which it holds the ids (about 60 MB).
 
         Raises:
             InvalidInputError: `older_than` is shorter than twice `commits.KEPT_CONTENT_IS_KNOWN`, or `limit` is not positive.
             ContentIntegrityError: a stored value cannot be read with the given content key; nothing was deleted.
+            StoreUnavailableError: among others, a transaction that has written contents does not end; nothing was deleted.
         """
         ...
 

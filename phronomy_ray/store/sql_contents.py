@@ -18,15 +18,18 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+import tenacity
 from sqlalchemy import Connection, Executable, Row, or_, select, text
 
 from phronomy_ray.commits import KEPT_CONTENT_IS_KNOWN
-from phronomy_ray.errors import InvalidInputError
+from phronomy_ray.errors import InvalidInputError, StoreUnavailableError
 from phronomy_ray.retention import CollectedContents
 from phronomy_ray.store import statements, tables
 from phronomy_ray.store.batches import run_batch
 from phronomy_ray.store.codec import encode_time
 from phronomy_ray.store.database import SqlDatabase
+from phronomy_ray.store.driver_errors import is_lock_timeout
+from phronomy_ray.store.port import LOOKED_AT_ONCE
 from phronomy_ray.store.sealed_columns import SEALED
 from phronomy_ray.store.windows import windows
 
@@ -37,6 +40,10 @@ NAMING = (tables.model_calls.c.manifest, tables.executions.c.state)
 #: Rows that are looked at in one transaction, and contents that are moved in one.
 _WINDOW_ROWS = 1_000
 _MOVED_AT_ONCE = 100
+#: How long a look for writers may hold up new ones, in milliseconds, and how often it is tried, with pauses that begin at so many seconds.
+LOCK_TIMEOUT_MS = 300
+LOCK_TRIES = 20
+LOCK_PAUSE_S = 0.2
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -48,7 +55,7 @@ class SqlContents(SqlDatabase):
         *,
         now: datetime,
         older_than: timedelta,
-        limit: int = 10_000,
+        limit: int = LOOKED_AT_ONCE,
         after: str = "",
         dry_run: bool = False,
     ) -> CollectedContents:
@@ -117,13 +124,34 @@ class SqlContents(SqlDatabase):
             self._write(partial(_restore, ids=ids), repeat_unknown=True)
 
     def _let_writers_end(self) -> None:
-        """Return when every transaction that has written contents is over; new ones wait for a moment at the most."""
+        """Return when every transaction that has written contents is over; new ones wait for a moment at the most.
+
+        Raises:
+            StoreUnavailableError: there was one that did not end, however often it was tried.
+        """
 
         def work(connection: Connection) -> None:
             if connection.dialect.name == "postgresql":  # SQLite has one writer at a time: us
+                # whoever writes contents queues behind this: rather give up, let them pass and come again
+                connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
                 connection.execute(text("LOCK TABLE contents IN EXCLUSIVE MODE"))
 
-        self._write(work, repeat_unknown=True)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_lock_timeout),
+            wait=tenacity.wait_random_exponential(multiplier=LOCK_PAUSE_S, max=10 * LOCK_PAUSE_S),
+            stop=tenacity.stop_after_attempt(LOCK_TRIES),
+            reraise=True,
+        )
+        try:
+            retrying(self._write, work, repeat_unknown=True)
+        except StoreUnavailableError as error:
+            if not is_lock_timeout(error):
+                raise
+            raise StoreUnavailableError(
+                f"a transaction that writes contents did not end in {LOCK_TRIES} looks of {LOCK_TIMEOUT_MS} ms "
+                f"({self.identity}): try again when it is over",
+                details=error.details,
+            ) from error
 
     def _ids(self, query: Executable) -> list[str]:
         return [row.content_id for row in self._rows(query)]

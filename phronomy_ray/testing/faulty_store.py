@@ -31,7 +31,7 @@ from phronomy_ray.journal import (
 from phronomy_ray.open_work import OpenWork, SupervisorBeat, WorkKind
 from phronomy_ray.parking import ParkReason
 from phronomy_ray.retention import Collectable, CollectedContents, CollectedRows, Retention
-from phronomy_ray.store.port import Store
+from phronomy_ray.store.port import LOOKED_AT_ONCE, Store
 from phronomy_ray.subscriptions import (
     Delivery,
     DeliveryError,
@@ -304,7 +304,7 @@ class FaultyStore(WorkerInputRestricted):
         *,
         now: datetime,
         older_than: timedelta,
-        limit: int = 10_000,
+        limit: int = LOOKED_AT_ONCE,
         after: str = "",
         dry_run: bool = False,
     ) -> CollectedContents:

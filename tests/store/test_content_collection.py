@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -13,13 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from phronomy_ray.errors import ContentIntegrityError, NotFoundError
+from phronomy_ray.errors import ContentIntegrityError, NotFoundError, StoreUnavailableError
+from phronomy_ray.retention import RetentionPolicy
+from phronomy_ray.store import sql_contents
 from phronomy_ray.store.commit_writer import PreparedCommit
 from phronomy_ray.store.content_codec import ContentCodec
 from phronomy_ray.store.engines import StoreOptions
 from phronomy_ray.store.locations import parse_location
 from phronomy_ray.store.reencryption import Reencryption
 from phronomy_ray.store.transactions import Transactions
+from phronomy_ray.supervision.collecting import collect as collect_by_policy
 from phronomy_ray.testing.store_contents_conformance import AGE, LATER, collect, purge
 from phronomy_ray.testing.store_samples import owned
 
@@ -89,6 +93,62 @@ def test_a_collection_waits_for_commits_that_are_under_way(postgres_database: An
         attempt.result(timeout=30)
         assert collecting.result(timeout=30).condemned == 0
     transactions.close()
+
+
+def test_a_collection_gives_up_before_it_holds_up_those_who_write(
+    postgres_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that does not end: others commit meanwhile, and whoever collects is told."""
+    monkeypatch.setattr(sql_contents, "LOCK_TRIES", 3)
+    monkeypatch.setattr(sql_contents, "LOCK_PAUSE_S", 0.01)
+    store = postgres_database.open()
+    bob, carol = owned(store, "bob"), owned(store, "carol")
+    commit = bob.commit(VALUE)
+    written, finish = threading.Event(), threading.Event()
+    transactions = Transactions(parse_location(postgres_database.url), StoreOptions())
+
+    def work(connection: Connection) -> None:
+        PreparedCommit(commit, ContentCodec()).write(connection)
+        written.set()
+        assert finish.wait(timeout=60)
+
+    collector = postgres_database.open()
+    with ThreadPoolExecutor(2) as pool:
+        attempt = pool.submit(transactions.write, work)
+        try:
+            assert written.wait(timeout=15)
+            collecting = pool.submit(collector.collect_contents, now=LATER, older_than=AGE)
+            longest_s = 0.0
+            while not collecting.done():
+                begun_s = time.monotonic()
+                carol.append({"text": str(begun_s) * 1_000})
+                longest_s = max(longest_s, time.monotonic() - begun_s)
+            with pytest.raises(StoreUnavailableError, match="did not end in 3 looks") as caught:
+                collecting.result()
+        finally:
+            finish.set()
+        attempt.result(timeout=30)
+    assert caught.value.retryable
+    assert longest_s < 8.0, "not the fifteen seconds for which a lock is waited for otherwise"
+    assert collector.collect_contents(now=LATER, older_than=AGE).condemned == 0
+    transactions.close()
+
+
+def test_a_run_reads_what_refers_to_contents_once(
+    sqlite_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = sqlite_database.open()
+    owned(store, "alice").append(VALUE)
+    sqlite_database.sql(
+        "INSERT INTO contents WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
+        "SELECT 'sha256:' || printf('%064d', i), '\"x\"' FROM n"
+    )
+    looks: list[int] = []
+    look = store._unreferenced
+    monkeypatch.setattr(store, "_unreferenced", lambda ids: looks.append(len(ids)) or look(ids))
+    policy = RetentionPolicy(contents=AGE)
+    done = collect_by_policy(store, policy, now=LATER, dry_run=True)
+    assert (looks, done.condemned) == ([20_001], 20_000)
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
