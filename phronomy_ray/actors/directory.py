@@ -8,6 +8,7 @@ it is found, whatever this runtime's placement; a placement only says where the 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,9 @@ from phronomy_ray.worker_inputs import WorkerInputRestricted
 #: seconds.
 HOST_PING_INTERVAL_S = 5.0
 HOST_PING_TIMEOUT_S = 5.0
+#: For how long the actor where an agent lived is waited for when it is restarting and the others are of another placement, in
+#: seconds: longer than Ray takes to notice the loss of a node.
+HOME_PATIENCE_S = 30.0
 
 
 class RayDirectory(WorkerInputRestricted):
@@ -81,11 +85,18 @@ class RayDirectory(WorkerInputRestricted):
         self._store = store
 
     async def find(self, agent_id: str) -> LiveAgent | None:
-        """As `AgentDirectory.find`: its own actor, or a host that says that it lives there."""
+        """As `AgentDirectory.find`: its own actor, or a host that says that it lives there. Another runtime, or the agent's class,
+        may have hosts that this one has not: of these the one where the agent lived last is asked.
+        """
         alone = await asyncio.to_thread(find_actor, agent_actor_name(agent_id), self._namespace)
         if alone is not None:
             return DedicatedAgent(alone)
-        return await self._find_hosted(agent_id)
+        found = await self._find_hosted(agent_id)
+        if found is not None:
+            return found
+        last = (await asyncio.to_thread(self._store.whereabouts, agent_id)).last
+        is_other = last.startswith(HOST_PREFIX) and last not in host_names(self._known_hosts())
+        return await self._host_with(agent_id, last) if is_other else None
 
     async def wake(self, agent_id: str, wiring: AgentWiring) -> LiveAgent:
         """As `AgentDirectory.wake`."""
@@ -135,9 +146,15 @@ class RayDirectory(WorkerInputRestricted):
         self, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
     ) -> LiveAgent:
         where = await asyncio.to_thread(self._store.whereabouts, agent_id)
-        names = candidates(agent_id, where, wiring.own_placement, self._placement)
-        there = await self._where_it_lives(agent_id, where, names)
-        trying = _Candidates([there] if there else names)
+        names = candidates(
+            agent_id, where, wiring.own_placement, self._placement, knows_own=wiring.knows_own_placement
+        )
+        wanted = candidates(agent_id, where, wiring.own_placement, self._placement)
+        trying = _Candidates(
+            names,
+            there=await self._where_it_lives(agent_id, where, names),
+            patience_s=0.0 if names[0] in wanted else HOME_PATIENCE_S,
+        )
         retrying = AsyncRetrying(
             retry=retry_if_exception(trying.goes_on_after),
             stop=stop_after_delay(WAKE_TIMEOUT_S),
@@ -147,10 +164,7 @@ class RayDirectory(WorkerInputRestricted):
         try:
             async for attempt in retrying:
                 with attempt:
-                    name = trying.name
-                    if name.startswith(HOST_PREFIX):
-                        return await self._serve_in_host(name, agent_id, wiring, request)
-                    return await self._serve_alone(name, agent_id, wiring, request)
+                    return await self._serve(trying, agent_id, wiring, request)
         except (RayError, TimeoutError) as error:
             if isinstance(error, PhronomyError):
                 raise
@@ -161,10 +175,33 @@ class RayDirectory(WorkerInputRestricted):
             ) from error
         raise AssertionError("unreachable")
 
-    async def _serve_in_host(
-        self, name: str, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
+    async def _serve(
+        self, trying: _Candidates, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
     ) -> LiveAgent:
-        handle = await asyncio.to_thread(self._get_or_start_host, name, wiring)
+        """By the candidate whose turn it is."""
+        name = trying.name
+        handle: ActorHandle[Any] | None = None
+        if not trying.may_start:
+            handle = await asyncio.to_thread(find_actor, name, self._namespace)
+            if handle is None:
+                raise _LeftError(name)
+        # naming an actor asks the cluster's control service, which is a blocking call
+        if not name.startswith(HOST_PREFIX):
+            if handle is None:
+                handle = await asyncio.to_thread(self._get_or_start_actor, name, agent_id, wiring)
+            return await self._serve_alone(handle, request)
+        host = handle or await asyncio.to_thread(self._get_or_start_host, name, wiring)
+        try:
+            return await self._serve_in_host(host, agent_id, wiring, request)
+        except HostClosedError:
+            # one that only leaves its node is back soon, elsewhere
+            if await asyncio.to_thread(self._store.is_host_closed, name):
+                trying.closed_for_good(name)
+            raise
+
+    async def _serve_in_host(
+        self, handle: Any, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
+    ) -> LiveAgent:
         packed = pickle_by_value(wiring)
         reference = (
             handle.activate.remote(agent_id, packed)
@@ -182,11 +219,7 @@ class RayDirectory(WorkerInputRestricted):
             raise unwrap(error) from None
         return HostedAgent(handle, agent_id)
 
-    async def _serve_alone(
-        self, name: str, agent_id: str, wiring: AgentWiring, request: NewAgentRequest | None
-    ) -> LiveAgent:
-        # naming an actor asks the cluster's control service, which is a blocking call
-        handle = await asyncio.to_thread(self._get_or_start_actor, name, agent_id, wiring)
+    async def _serve_alone(self, handle: ActorHandle[Any], request: NewAgentRequest | None) -> LiveAgent:
         try:
             if request is not None:
                 await call(handle, "create", request, timeout_s=CALL_TIMEOUT_S)
@@ -302,29 +335,54 @@ class HostedMethod:
         return self._handle.call.remote(self._agent_id, self._method, args, kwargs)
 
 
+class _LeftError(Exception):
+    """The actor where the agent lived, and which nobody may start again, is not there any more."""
+
+
 class _Candidates:
     """Which actor a wake tries next."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
+    def __init__(self, names: Sequence[str], *, there: str | None = None, patience_s: float = 0.0) -> None:
+        """
+        Args:
+            names: those that may be started, best first.
+            there: another one, where the agent lives at the moment: it is tried first, as long as it is there.
+            patience_s: for how long from now a first one that is gone or silent is tried again before the others.
+        """
+        self._patient_until = time.monotonic() + patience_s
+        self._names = [*([there] if there else []), *names]
+        self._there = there
+        self._first = self.name
         self._closed: set[str] = set()
 
     @property
     def name(self) -> str:
         return self._names[0]
 
+    @property
+    def may_start(self) -> bool:
+        """Whether the present one may be started; else it is only to be found."""
+        return self.name != self._there
+
+    def closed_for_good(self, name: str) -> None:
+        """The store says that the host takes no more agents."""
+        self._closed.add(name)
+
     def goes_on_after(self, error: BaseException) -> bool:
         """Whether another try may help; a host that is closed, gone or silent is tried again after the others."""
         if isinstance(error, asyncio.CancelledError):
             return False
+        if isinstance(error, _LeftError):
+            self._names.remove(self.name)
+            return True
         if isinstance(error, HostClosedError):
-            self._closed.add(self.name)
             self._next()
-            return len(self._closed) < len(self._names)
+            return not self._closed.issuperset(self._names)
         if isinstance(error, AgentUnloadedError | OwnershipLostError):
             return True
         if is_gone(error) or is_unreachable(error):
-            self._next()
+            if self.name != self._first or time.monotonic() >= self._patient_until:
+                self._next()
             return True
         return False
 

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from phronomy_ray.actors.collector import settle_collector
+from phronomy_ray.actors.ray_calls import end_this_actor
 from phronomy_ray.actors.ray_metrics import HostGauges
 from phronomy_ray.actors.ray_process import RayProcess, host_stores
 from phronomy_ray.actors.signals import die_at_sigterm, die_with_parent
@@ -30,6 +31,12 @@ MAX_WAITERS = 4_000
 MAX_CONCURRENCY = 6_000
 #: Wirings that are kept unpickled: drivers come and go, and each version of a class by value is one more.
 MAX_WIRINGS = 256
+#: For how long a host that is to end waits for its agents before it has those retire again that could not, in seconds.
+RETIRE_AGAIN_S = 5.0
+#: How soon it looks again whether it is empty, in seconds.
+EMPTY_LOOK_S = 0.5
+#: How long it stays after its last agent has left, for the answers that are on their way, in seconds.
+END_LINGER_S = 1.0
 
 
 class HostActor:
@@ -63,6 +70,8 @@ class HostActor:
         #: Whether it is known if this host takes agents; and who asks, or says so.
         self._knows_admission = False
         self._admission = asyncio.Lock()
+        #: Waits for the last agent to leave, once the host was drained for its node.
+        self._ending: asyncio.Task[None] | None = None
         self._host.start()
         self._watchdog.start()
         settle_collector()
@@ -130,8 +139,28 @@ class HostActor:
         """See `AgentHost.drain`."""
         return (await self._host.drain(timeout_s)).to_wire()
 
+    async def drain_and_end(self, timeout_s: float) -> dict[str, Any]:
+        """`drain`, and end this process for good when the last agent has left, however late: the next wake starts the host anew,
+        where Ray still schedules something. `reopen` takes it back.
+        """
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.get_running_loop().create_task(self._end_when_empty())
+        return await self.drain(timeout_s)
+
+    async def _end_when_empty(self) -> None:
+        self._host.begin_draining()
+        while self._host.size:
+            await self._host.drain(RETIRE_AGAIN_S)
+            await asyncio.sleep(EMPTY_LOOK_S)
+        _LOG.info("%s ends: it was drained for its node, and its last agent has left", self._name)
+        await asyncio.sleep(END_LINGER_S)
+        end_this_actor()
+
     async def reopen(self) -> None:
         """Take agents again."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
         async with self._admission:
             self._knows_admission = True
             self._host.reopen()

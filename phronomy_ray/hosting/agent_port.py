@@ -55,7 +55,14 @@ class AgentDirectory(Protocol):
     """Finds and wakes agents."""
 
     async def find(self, agent_id: str) -> LiveAgent | None:
-        """The agent where it lives (or is dying), or ``None``; starts nothing and does not touch the store."""
+        """The agent where it lives (or is dying), or ``None``; starts nothing.
+
+        The store is only asked, by a placement of several processes, where the agent lived last, and only when it lives in none
+        of those that this directory knows.
+
+        Raises:
+            StoreUnavailableError: the store was to be asked, and is away.
+        """
         ...
 
     async def wake(self, agent_id: str, wiring: AgentWiring) -> LiveAgent:

@@ -26,12 +26,27 @@ def host_names(placement: Packed) -> list[str]:
     return [host_name(number) for number in range(placement.hosts)]
 
 
-def candidates(agent_id: str, where: Whereabouts, own: Placement | None, default: Placement) -> list[str]:
+def candidates(
+    agent_id: str, where: Whereabouts, own: Placement | None, default: Placement, *, knows_own: bool = True
+) -> list[str]:
     """Actors that may serve the agent, best first; further ones are for when that one does not take it or is lost.
 
     A pin counts most, then what the agent's class says, then what the runtime says; among hosts the one where the agent lived
-    last, so that a change of their number moves nobody.
+    last, so that a change of their number moves nobody. Without `knows_own` nobody knows what the class says: the actor where
+    the agent lived last, which its class has chosen, comes before what the runtime says.
     """
+    names = _wanted(agent_id, where, own, default)
+    if not where.pin and not knows_own and is_home(agent_id, where.last):
+        return [where.last, *(name for name in names if name != where.last)]
+    return names
+
+
+def is_home(agent_id: str, name: str) -> bool:
+    """Whether the agent can live in an actor of that name on a cluster: its own, or a host."""
+    return name == agent_actor_name(agent_id) or name.startswith(HOST_PREFIX)
+
+
+def _wanted(agent_id: str, where: Whereabouts, own: Placement | None, default: Placement) -> list[str]:
     alone = [agent_actor_name(agent_id)]
     if where.pin == DEDICATED_PIN:
         return alone

@@ -129,7 +129,13 @@ class HostedChildAgents:
 
     def _wiring_for(self, source: DefinitionSource, own: Placement | None = None) -> AgentWiring:
         # what is set for the parent's instance is not the child's
-        return replace(self._wiring, definition=source, options=InstanceOptions(), own_placement=own)
+        return replace(
+            self._wiring,
+            definition=source,
+            options=InstanceOptions(),
+            own_placement=own,
+            knows_own_placement=True,
+        )
 
     async def _begin(
         self, client: AgentClient, child: _Child, request: ChildRequest, lineage: list[str]
@@ -203,7 +209,8 @@ class HostedChildAgents:
                 raise DefinitionUnavailableError(
                     f"child agent {agent_id!r} is of a class of a driver's own script and cannot be woken by its id"
                 )
-            return self._wiring_for(DefinitionSource(root.class_path, None, self._wiring.definition.registry))
+            source = DefinitionSource(root.class_path, None, self._wiring.definition.registry)
+            return replace(self._wiring_for(source), knows_own_placement=False)
 
         return wiring
 

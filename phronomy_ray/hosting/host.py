@@ -58,6 +58,8 @@ class AgentHost:
         self._agents: dict[str, AgentService] = {}
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Agents that leave when their work is done.
+        self._retiring: dict[AgentService, asyncio.Task[bool]] = {}
         self._thinning: asyncio.Task[int] | None = None
         self._look_every_s = MAX_LOOK_S
         self._look_sooner = asyncio.Event()
@@ -187,9 +189,7 @@ class AgentHost:
         Returns after `timeout_s` seconds at the latest; those that still work then leave when they have done. Again is harmless.
         """
         self.begin_draining()
-        retiring = {
-            service.agent_id: self._spawn(service.retire()) for service in list(self._agents.values())
-        }
+        retiring = {service.agent_id: self._retire(service) for service in list(self._agents.values())}
         if retiring:
             await asyncio.wait(retiring.values(), timeout=max(0.0, timeout_s))
         left = tuple(
@@ -253,6 +253,18 @@ class AgentHost:
         """One that serves nothing leaves; one that does (another class asked) stays."""
         if not service.is_active:
             self.left(service)
+
+    def _retire(self, service: AgentService) -> asyncio.Task[bool]:
+        """The agent's retirement; one that goes on already is joined."""
+        running = self._retiring.get(service)
+        if running is None or running.done():
+            running = self._retiring[service] = self._spawn(service.retire())
+            running.add_done_callback(lambda done: self._retired(service, done))
+        return running
+
+    def _retired(self, service: AgentService, done: asyncio.Task[bool]) -> None:
+        if self._retiring.get(service) is done:
+            del self._retiring[service]
 
     def _failed(self, agent_id: str, retiring: asyncio.Task[bool]) -> bool:
         """Whether an agent could not leave."""

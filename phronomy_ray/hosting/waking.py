@@ -27,8 +27,12 @@ def definition_source(root: AgentRoot, registry: str = "") -> DefinitionSource:
 
 
 def wiring_for(root: AgentRoot, like: AgentWiring) -> AgentWiring:
-    """How to start a stored agent, else like another one of the same runtime. Raises as `definition_source`."""
-    return replace(like, definition=definition_source(root, like.definition.registry))
+    """How to start a stored agent, else like another one of the same runtime; where its class wants to live is not known.
+
+    Raises as `definition_source`.
+    """
+    source = definition_source(root, like.definition.registry)
+    return replace(like, definition=source, own_placement=None, knows_own_placement=False)
 
 
 __all__ = ["definition_source", "wiring_for"]

@@ -49,6 +49,8 @@ class AgentWiring:
     defaults: RuntimeDefaults = field(default_factory=RuntimeDefaults)
     #: Whether a supervisor wakes the agent when something of it is due.
     supervised: bool = False
+    #: Whether it is known what the class says of its place; not to whoever wakes the agent by its id.
+    knows_own_placement: bool = True
 
     @property
     def wanted_placement(self) -> Placement:

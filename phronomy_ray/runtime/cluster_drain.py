@@ -26,7 +26,7 @@ _HOMES = (_AGENT_PREFIX, HOST_PREFIX)
 _SERVICES = ("supervisor", "pool:", "models:", "mcp:")
 #: How much longer than its own time an actor may take to answer, in seconds.
 ANSWER_MARGIN_S = 10.0
-#: How long Ray's own command may take, in seconds.
+#: How long Ray's own command may take at most, in seconds.
 RAY_COMMAND_S = 60.0
 
 
@@ -73,11 +73,12 @@ def named_actors(namespace: str, prefixes: Iterable[str]) -> list[tuple[str, Any
     return [(name, actor) for name, actor in found if actor is not None]
 
 
-async def drain_actor(name: str, actor: Any, timeout_s: float) -> Sequence[str]:
-    """Have an agent's actor or a host drained; the agents that still work."""
+async def drain_actor(name: str, actor: Any, timeout_s: float, *, ends_host: bool = False) -> Sequence[str]:
+    """Have an agent's actor or a host drained; the agents that still work. With `ends_host` a host ends when the last has left."""
     alone = name.removeprefix(_AGENT_PREFIX) if name.startswith(_AGENT_PREFIX) else ""
     try:
-        answer = await call(actor, "drain", timeout_s, timeout_s=timeout_s + ANSWER_MARGIN_S)
+        method = "drain_and_end" if ends_host and not alone else "drain"
+        answer = await call(actor, method, timeout_s, timeout_s=timeout_s + ANSWER_MARGIN_S)
     except (RayError, TimeoutError) as error:
         # one that cannot be reached may still work
         return [] if is_gone(error) else [_who(name)]
@@ -91,13 +92,15 @@ async def drain_node(namespace: str, node: str, timeout_s: float) -> NodeReport:
     """Have all agents leave a node; see `Runtime.drain_node_async`. What Ray and the search take counts as well."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    node_id = _node_of(node)
-    refusal = await asyncio.to_thread(_tell_ray, node_id, timeout_s)
+    node_id = await asyncio.to_thread(_node_of, node)
+    refusal = await asyncio.to_thread(_tell_ray, node_id, max(0.0, deadline - loop.time()))
     homes = await asyncio.to_thread(named_actors, namespace, _HOMES)
     where = await asyncio.gather(*(_place_of(actor) for _, actor in homes))
     here = [home for home, place in zip(homes, where, strict=True) if place and node_id.startswith(place)]
     remaining_s = max(0.0, deadline - loop.time())
-    left = await asyncio.gather(*(drain_actor(name, actor, remaining_s) for name, actor in here))
+    left = await asyncio.gather(
+        *(drain_actor(name, actor, remaining_s, ends_host=True) for name, actor in here)
+    )
     moved = []
     for (name, actor), still in zip(here, left, strict=True):
         if not still:
@@ -142,7 +145,7 @@ def _node_of(node: str) -> str:
 
 
 def _tell_ray(node_id: str, timeout_s: float) -> str:
-    """Have Ray schedule nothing more on the node; why it does not agree, or empty.
+    """Have Ray schedule nothing more on the node; why it does not agree within `timeout_s` seconds, or empty.
 
     Ray's command for it is the only form that it has.
     """
@@ -150,5 +153,9 @@ def _tell_ray(node_id: str, timeout_s: float) -> str:
     command += ["--address", ray.get_runtime_context().gcs_address, "--node-id", node_id]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "phronomy drain"]
     command += ["--deadline-remaining-seconds", str(max(1, math.ceil(timeout_s)))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RAY_COMMAND_S)
+    limit_s = min(RAY_COMMAND_S, timeout_s)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"Ray's command did not end within {limit_s:.1f} s"
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-500:] or "no reason given"

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phronomy_ray.clock import utc_now
-from phronomy_ray.errors import InvalidInputError, NotFoundError, PhronomyError
+from phronomy_ray.errors import AgentBusyError, InvalidInputError, NotFoundError, PhronomyError
 from phronomy_ray.hosting.agent_client import AgentClient
-from phronomy_ray.hosting.assignment import DEDICATED_PIN, HOST_PREFIX
+from phronomy_ray.hosting.agent_port import status_of
+from phronomy_ray.hosting.assignment import DEDICATED_PIN, HOST_PREFIX, agent_actor_name
 from phronomy_ray.store.port import Store
 
 
@@ -66,14 +67,31 @@ async def move(store: Store, client: AgentClient, place: str | None) -> None:
     pin = check_place(place)
     agent_id = client.agent_id
     await asyncio.to_thread(store.load_root, agent_id)
-    before = (await asyncio.to_thread(store.whereabouts, agent_id)).pin or None
+    before = await asyncio.to_thread(store.whereabouts, agent_id)
     # first the pin: whoever wakes the agent once it has left must find it
     await asyncio.to_thread(store.pin_agent, agent_id, pin, now=utc_now())
     try:
-        await client.unload()
+        if not await client.unload() and before.last != place_of(pin, agent_id):
+            await _check_has_left(client, before.last)
     except PhronomyError:
-        await asyncio.to_thread(store.pin_agent, agent_id, before, now=utc_now())
+        await asyncio.to_thread(store.pin_agent, agent_id, before.pin or None, now=utc_now())
         raise
+
+
+async def _check_has_left(client: AgentClient, last: str) -> None:
+    """An agent that nobody found does not live where it lived. Raises `AgentBusyError` when it does."""
+    live = await client.find()
+    status = await status_of(live) if live is not None else None
+    if status is not None and status["actor"] == last:
+        raise AgentBusyError(
+            f"agent {client.agent_id!r} still lives in {last}; try again",
+            details={"agent_id": client.agent_id},
+        )
+
+
+def place_of(pin: str | None, agent_id: str) -> str | None:
+    """The actor that a pin names."""
+    return agent_actor_name(agent_id) if pin == DEDICATED_PIN else pin
 
 
 def check_host(host: str) -> str:

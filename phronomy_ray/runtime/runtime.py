@@ -27,7 +27,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.hosting.agent_client import AgentClient
 from phronomy_ray.hosting.agent_port import AgentDirectory, live_status, status_of
-from phronomy_ray.hosting.waking import definition_source
+from phronomy_ray.hosting.waking import wiring_for
 from phronomy_ray.hosting.wiring import AgentWiring, DefinitionSource, NewAgentRequest
 from phronomy_ray.ids import check_id
 from phronomy_ray.journal import AgentRoot, ExecutionRow
@@ -272,7 +272,7 @@ class Runtime(ReservedRuns):
     load_or_create = blocking(load_or_create_async)
 
     async def get_async(self, agent_id: str) -> AgentHandle | None:
-        """The live agent, or ``None``; never touches the store."""
+        """The live agent, or ``None``; reads nothing of it from the store but where it lived last."""
         found = await live_status(self.directory, agent_id)
         return AgentHandle(self, agent_id, live=found[0]) if found is not None else None
 
@@ -444,7 +444,7 @@ class Runtime(ReservedRuns):
         if known is not None:
             return known
         root = await asyncio.to_thread(self.store.load_root, agent_id)
-        return self.config.wiring(definition_source(root))
+        return wiring_for(root, self.config.wiring(DefinitionSource("")))
 
     async def _root(self, agent_id: str) -> AgentRoot | None:
         try:

@@ -18,8 +18,23 @@ from ray_testbed.session import Session
 
 from phronomy_ray import AgentHandle, Dedicated, Packed, Runtime
 from phronomy_ray.errors import AgentBusyError, HostClosedError, NotFoundError
+from phronomy_ray.hosting.assignment import host_names
+from phronomy_ray.hosting.rendezvous import ranked
 
 Names = Callable[[str], str]
+
+
+class Clerk(Puppet):
+    placement = Packed(hosts=3)
+
+
+def _in_host(new_id: Names, host: str) -> str:
+    """An id that belongs to one of the hosts of `Clerk`."""
+    return next(
+        name
+        for name in (new_id("clerk") for _ in range(1_000))
+        if ranked(name, host_names(Packed(hosts=3)))[0] == host
+    )
 
 
 class RayPlace:
@@ -95,6 +110,16 @@ class TestPacked(OnRay):
         assert agents[2].status()["actor"] == host
         with pytest.raises(NotFoundError):
             runtime.drain_host("dedicated")
+        # one whose class has hosts that this runtime has not, after the loss of its host: whoever knows but its id starts that host
+        clerk = other.create(Clerk, _in_host(new_id, "host:2"))
+        assert clerk.status()["actor"] == "host:2"
+        os.kill(clerk.status()["pid"], signal.SIGKILL)
+        assert other.agent(clerk.agent_id).status()["actor"] == "host:2"
+        found = runtime.get(clerk.agent_id)
+        assert found is not None
+        assert found.status()["actor"] == "host:2"
+        runtime.move(clerk.agent_id, "dedicated")
+        assert other.agent(clerk.agent_id).status()["actor"] == f"agent:{clerk.agent_id}"
 
 
 def test_a_namespace_is_shut_down_and_goes_on_later(module_bench: Bench, new_id: Names) -> None:

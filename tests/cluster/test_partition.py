@@ -35,7 +35,7 @@ def test_agents_leave_a_node_that_is_drained_and_wake_elsewhere(
     working = runtime.agent(worker).start(turn([("linger", {"gate": gate})]))
     until_recorded(worker, "linger")
     node_id = shared.cluster.node(home).node_id
-    first = runtime.drain_node(node_id[:12], timeout=3)
+    first = runtime.drain_node(node_id[:12], timeout=6)
     assert first.left == (worker,), "the one that works is told of"
     assert {f"agent:{idle}", f"agent:{human}"} <= set(first.moved)
     assert first.ray_refusal == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,3 +83,57 @@ async def test_a_host_that_grows_names_who_was_busy(
     sizes.append(2**31)
     growth = (await host.metrics())["last_growth"]
     assert growth["suspects"] == [{"agent_id": "greedy", "bodies": 1}]
+
+
+async def test_a_host_drained_for_its_node_ends_when_its_last_agent_has_left(
+    host: HostActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = asyncio.Event()
+    monkeypatch.setattr(host_actor, "end_this_actor", ended.set)
+    monkeypatch.setattr(host_actor, "EMPTY_LOOK_S", 0.001)
+    monkeypatch.setattr(host_actor, "RETIRE_AGAIN_S", 0.01)
+    monkeypatch.setattr(host_actor, "END_LINGER_S", 0.0)
+    works = asyncio.Event()
+    at_work = Worker(works, lambda: host._host._agents.pop("a1"))
+    host._host._agents["a1"] = at_work  # type: ignore[assignment]
+    assert (await host.drain_and_end(0.05))["left"] == ["a1"]
+    assert not ended.is_set()
+    assert at_work.retirements == 1, "one that goes on is joined"
+    works.set()
+    await asyncio.wait_for(ended.wait(), 5.0)
+
+
+async def test_a_host_that_is_reopened_does_not_end(host: HostActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(host_actor, "end_this_actor", lambda: ended.append(1))
+    monkeypatch.setattr(host_actor, "EMPTY_LOOK_S", 0.0)
+    monkeypatch.setattr(host_actor, "END_LINGER_S", 0.0)
+    works = asyncio.Event()
+    host._host._agents["a1"] = Worker(works, lambda: host._host._agents.pop("a1"))  # type: ignore[assignment]
+    await host.drain_and_end(0.01)
+    ending = host._ending
+    assert ending is not None
+    await host.reopen()
+    works.set()
+    await asyncio.wait([ending], timeout=5.0)
+    assert ending.cancelled()
+    assert not ended
+
+
+class Worker:
+    """An agent that works."""
+
+    agent_id = "a1"
+
+    def __init__(self, works: asyncio.Event, on_left: Callable[[], object]) -> None:
+        self._works, self._on_left = works, on_left
+        self.retirements = 0
+
+    def begin_retiring(self) -> None:
+        return None
+
+    async def retire(self) -> bool:
+        self.retirements += 1
+        await self._works.wait()
+        self._on_left()
+        return True

@@ -87,3 +87,21 @@ def test_names() -> None:
 def test_a_placement_that_cannot_be_used_is_refused(make: object) -> None:
     with pytest.raises(ConfigurationError, match="must be a"):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("where", "default", "expected"),
+    [
+        (Whereabouts(last="host:3"), Dedicated(), ["host:3", "agent:alice"]),
+        (Whereabouts(last="agent:alice"), Packed(hosts=1), ["agent:alice", "host:0"]),
+        (Whereabouts(last="host:0"), Packed(hosts=1), ["host:0"]),
+        (Whereabouts(last="host:3", pin="host:1"), Dedicated(), ["host:1"]),
+        (Whereabouts(last="host:3", pin="dedicated"), Packed(), ["agent:alice"]),
+        (Whereabouts(last="in-process"), Dedicated(), ["agent:alice"]),
+        (NOWHERE, Packed(hosts=1), ["host:0"]),
+    ],
+)
+def test_where_it_lived_counts_for_whoever_does_not_know_its_class(
+    where: Whereabouts, default: Placement, expected: list[str]
+) -> None:
+    assert candidates("alice", where, None, default, knows_own=False) == expected
