@@ -163,7 +163,7 @@ async def test_who_waits_for_a_human_needs_no_process_to_notice_that_time_is_ove
         assert request.status is ApprovalStatus.EXPIRED
         report = await driver.supervisor_report_async()
         assert report is not None
-        assert report[0]["counts"]["wakes"] == 1
+        assert report[0]["counts"]["wakes"] >= 1, "a wake that meets the agent on its way out is made again"
 
 
 async def test_a_deadline_holds_without_a_process_and_without_the_driver_that_gave_it(
