@@ -186,9 +186,8 @@ class SingleWriter(WorkerInputRestricted):
         except NotFoundError:
             found = 0
         if not self.is_active or self._state.root.epoch != epoch:
-            await (
-                self.confirm_ownership()
-            )  # it has stopped, or begun anew, meanwhile: that answer is about the past
+            # it has stopped, or begun anew, meanwhile: that answer is about the past
+            await self.confirm_ownership()
         elif found != epoch:
             error = OwnershipLostError(
                 f"agent {self.agent_id!r} is owned by epoch {found}; this owner had {epoch}",

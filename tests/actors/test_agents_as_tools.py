@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray_testbed import effects
 from ray_testbed.agents import obedient, turn
+from ray_testbed.children import helper, only_child
 from ray_testbed.effects import PATIENCE_S, open_gate, recorded, until_recorded
 from ray_testbed.families import Boss, Helper
 from ray_testbed.fixtures import Bench
@@ -17,7 +18,7 @@ from ray_testbed.fixtures import Bench
 from phronomy_ray import Agent, AgentHandle, Runtime
 from phronomy_ray.errors import CleanupError
 from phronomy_ray.faults import write_plan
-from phronomy_ray.hosting.child_agents import LINEAGE_KEY, child_ids
+from phronomy_ray.hosting.child_agents import LINEAGE_KEY
 from phronomy_ray.journal import ExecutionStatus, ToolCallStatus
 from phronomy_ray.retrieval import (
     Document,
@@ -29,26 +30,6 @@ from phronomy_ray.retrieval import (
 )
 from phronomy_ray.testing import processes
 from phronomy_ray.testing.model_server import ModelServer
-
-
-def helper(
-    *batches: list[tuple[str, dict[str, Any]]], answer: str = "helped"
-) -> list[tuple[str, dict[str, Any]]]:
-    """A batch with one call of the helper, which has these batches itself."""
-    return [("helper", {"input": turn(*batches, answer=answer)})]
-
-
-def only_child(runtime: Runtime, parent: AgentHandle, execution_id: str) -> tuple[str, str]:
-    """The child of the execution's one call, once it works; there is no other."""
-    [row] = effects.until(lambda: runtime.store.tool_calls(execution_id), "the call to be stored")
-    child_id, child_execution = child_ids(parent.agent_id, execution_id, row.tool_call_id)
-    effects.until(
-        lambda: any(root.agent_id == child_id for root in runtime.store.list_agents()),
-        "the child to be stored",
-    )
-    known = {root.agent_id for root in runtime.store.list_agents()} - {parent.agent_id}
-    assert known == {child_id}
-    return child_id, child_execution
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from ray_testbed import drives, effects
 from ray_testbed.agents import Puppet, PuppetTwo, Stranger, asked, turn
 from ray_testbed.effects import PATIENCE_S, recorded, until_recorded
 from ray_testbed.fixtures import Bench, in_background, kill_actor
+from ray_testbed.imported import check_import
 from ray_testbed.session import Session
 
-from phronomy_ray import AgentHandle, Event, Message, Runtime
+from phronomy_ray import AgentHandle, Event, Runtime
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     AgentBusyError,
@@ -36,7 +37,7 @@ from phronomy_ray.errors import (
 )
 from phronomy_ray.hosting.assignment import agent_actor_name
 from phronomy_ray.ids import new_execution_id
-from phronomy_ray.journal import ExecutionStatus, RecordKind
+from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.testing import processes
 
 Names = Callable[[str], str]
@@ -97,35 +98,7 @@ def unload(agent: AgentHandle) -> None:
 def test_what_create_imports_is_one_transaction_and_the_model_sees_it(
     runtime: Runtime, new_id: Names
 ) -> None:
-    called = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": '{"text":"x"}'}}
-    context: list[Any] = [
-        Message.user("my name is Ann"),
-        {"role": "assistant", "content": None, "tool_calls": [called]},
-        Message.tool("c1", "noted x"),
-        Message.assistant("hello Ann"),
-    ]
-    agent = runtime.create(
-        Puppet,
-        new_id("imported"),
-        context=context,
-        knowledge=["the office is blue", {"content": "the code is 7", "metadata": {"from": "manual"}}],
-        metadata={"team": "red"},
-    )
-    root = runtime.store.load_root(agent.agent_id)
-    assert (root.agent_revision, root.context_revision, root.journal_position) == (1, 1, 6)
-    assert root.metadata == {"team": "red"}
-    journal = runtime.store.read_journal(agent.agent_id)
-    assert [record.kind for record in journal[4:]] == [RecordKind.KNOWLEDGE, RecordKind.KNOWLEDGE]
-    assert {record.occurred_at for record in journal} == {root.created_at}
-    assert agent.invoke("who am I?", timeout=PATIENCE_S).output == "you said: who am I?"
-    [entry] = asked(agent.agent_id)
-    texts = [str(message["content"]) for message in entry["messages"]]
-    assert [message["role"] for message in entry["messages"] if message["role"] != "system"][-1] == "user"
-    assert [text for text in texts if text in ("my name is Ann", "noted x", "hello Ann", "who am I?")] == [
-        "my name is Ann", "noted x", "hello Ann", "who am I?",
-    ]  # fmt: skip
-    assert any("the office is blue" in text for text in texts)
-    assert any("the code is 7" in text for text in texts)
+    check_import(runtime, new_id("imported"))
 
 
 # --- load, get --------------------------------------------------------------------------------------------------

@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "actors" / "importa
 
 import ray_testbed.session
 from ray_testbed import checks, effects
-from ray_testbed.agents import Puppet, PuppetTwo, Stranger, asked, turn
+from ray_testbed.agents import Puppet, PuppetTwo, Stranger, turn
+from ray_testbed.children import helper, only_child
 from ray_testbed.effects import PATIENCE_S, open_gate, recorded, until_recorded
 from ray_testbed.families import Boss
+from ray_testbed.imported import check_import
 
-from phronomy_ray import AgentHandle, InProcess, Message, Runtime
+from phronomy_ray import InProcess, Message, Runtime
 from phronomy_ray.errors import (
     AgentAlreadyExistsError,
     ConfigurationError,
@@ -30,9 +32,8 @@ from phronomy_ray.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from phronomy_ray.hosting.child_agents import child_ids
 from phronomy_ray.ids import new_execution_id
-from phronomy_ray.journal import ExecutionStatus, RecordKind
+from phronomy_ray.journal import ExecutionStatus
 from phronomy_ray.store.sql_store import open_store
 
 Names = Callable[[str], str]
@@ -111,35 +112,7 @@ def test_a_malformed_import_is_refused_and_starts_nothing(
 def test_what_create_imports_is_one_transaction_and_the_model_sees_it(
     runtime: Runtime, new_id: Names
 ) -> None:
-    called = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": '{"text":"x"}'}}
-    context: list[Any] = [
-        Message.user("my name is Ann"),
-        {"role": "assistant", "content": None, "tool_calls": [called]},
-        Message.tool("c1", "noted x"),
-        Message.assistant("hello Ann"),
-    ]
-    agent = runtime.create(
-        Puppet,
-        new_id("imported"),
-        context=context,
-        knowledge=["the office is blue", {"content": "the code is 7", "metadata": {"from": "manual"}}],
-        metadata={"team": "red"},
-    )
-    root = runtime.store.load_root(agent.agent_id)
-    assert (root.agent_revision, root.context_revision, root.journal_position) == (1, 1, 6)
-    assert root.metadata == {"team": "red"}
-    journal = runtime.store.read_journal(agent.agent_id)
-    assert [record.kind for record in journal[4:]] == [RecordKind.KNOWLEDGE, RecordKind.KNOWLEDGE]
-    assert {record.occurred_at for record in journal} == {root.created_at}
-    assert agent.invoke("who am I?", timeout=PATIENCE_S).output == "you said: who am I?"
-    [entry] = asked(agent.agent_id)
-    texts = [str(message["content"]) for message in entry["messages"]]
-    assert [message["role"] for message in entry["messages"] if message["role"] != "system"][-1] == "user"
-    assert [text for text in texts if text in ("my name is Ann", "noted x", "hello Ann", "who am I?")] == [
-        "my name is Ann", "noted x", "hello Ann", "who am I?",
-    ]  # fmt: skip
-    assert any("the office is blue" in text for text in texts)
-    assert any("the code is 7" in text for text in texts)
+    check_import(runtime, new_id("imported"))
 
 
 # --- load, get --------------------------------------------------------------------------------------------------
@@ -182,26 +155,6 @@ def test_an_execution_leads_to_whoever_holds_it(runtime: Runtime, new_id: Names)
 
 
 # --- children ---------------------------------------------------------------------------------------------------
-
-
-def helper(
-    *batches: list[tuple[str, dict[str, Any]]], answer: str = "helped"
-) -> list[tuple[str, dict[str, Any]]]:
-    """A batch with one call of the helper, which has these batches itself."""
-    return [("helper", {"input": turn(*batches, answer=answer)})]
-
-
-def only_child(runtime: Runtime, parent: AgentHandle, execution_id: str) -> tuple[str, str]:
-    """The child of the execution's one call, once it works; there is no other."""
-    [row] = effects.until(lambda: runtime.store.tool_calls(execution_id), "the call to be stored")
-    child_id, child_execution = child_ids(parent.agent_id, execution_id, row.tool_call_id)
-    effects.until(
-        lambda: any(root.agent_id == child_id for root in runtime.store.list_agents()),
-        "the child to be stored",
-    )
-    known = {root.agent_id for root in runtime.store.list_agents()} - {parent.agent_id}
-    assert known == {child_id}
-    return child_id, child_execution
 
 
 def test_cancelling_the_parent_ends_the_child(runtime: Runtime, new_id: Names) -> None:
